@@ -33,10 +33,10 @@ import numpy as np
 from machine import describe
 
 import featcache
+from featcache.extraction import fill
 from featcache.extraction import run as plan
 from featcache.extraction.dataset_batches import wanted_batches
 from featcache.extraction.datasets import IdNumbers
-from featcache.extraction.run import Run
 from featcache.writing.part_writer import PartWriter
 
 FEATURES = [featcache.FeatureStorageConfig("fbank")]
@@ -203,15 +203,15 @@ def million(folder: Path, size: int) -> None:
         f"{memory()}"
     )
 
-    finish = Run._finish
+    publish = fill._publish
     before_merge = []
 
-    def noted(run: Run, error: BaseException | None) -> None:
+    def noted(*args: Any) -> None:
         before_merge.append(memory())
-        finish(run, error)
+        publish(*args)
 
     peak = Peak()
-    with mock.patch.object(Run, "_finish", noted):
+    with mock.patch.object(fill, "_publish", noted):
         seconds = run(Provider(folder, size, 1), 2, batch_size=64).seconds
     print(
         f"all of one frame each in {seconds:.0f} s; driver: {before_merge[0]} before the merge, "

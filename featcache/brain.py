@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from featcache.extraction.brain_job import (
-    collate_fn_of,
-    compare,
-    computing,
-    environment_of,
-    estimate_of,
     evaluating,
     find_storage,
-    ids_for_workers,
+    job_of,
     name_of,
-    probe_source_of,
     provenance_of,
     settings_of,
     split_and_stage,
     stage_of,
     taking_loaders,
 )
-from featcache.extraction.changed_inputs import ChangedInputs
-from featcache.extraction.checking import Checking, RunRecord, check_of
-from featcache.extraction.computation import features_of
-from featcache.extraction.dataset_batches import check_loader_kwargs
-from featcache.extraction.datasets import check_source, visible_ids, visible_lengths
-from featcache.extraction.destination import Destination, shares_of
-from featcache.extraction.estimating.estimate import TRIAL_UTTERANCES, Estimate
-from featcache.extraction.local_executor import LocalExecutor
+from featcache.extraction.destination import Destination
+from featcache.extraction.fill import compare, fill
+from featcache.extraction.job import RunOptions
 from featcache.extraction.random_state import kept_random_state
-from featcache.extraction.run import DatasetAnnotations, Executor, Ranks, Run, check_settings
-from featcache.extraction.workers.executor import WorkersExecutor
+from featcache.extraction.run import Ranks
 from featcache.loading.loader import FeatureLoader
-from featcache.staleness.watch import Watch
-from featcache.staleness.witnesses import witnesses
 from featcache.storage import FeatureStorage
 from featcache.tables.table import FeatureTable
 from featcache.workers.config import ParallelConfig, config_or_client
@@ -100,7 +85,6 @@ class FeatureCacheMixin:
         overwrite: bool = False,
         append: bool = False,
         annotations: str | Sequence[str] = (),
-        shared: bool = False,
         on_error: Literal["raise", "skip"] = "raise",
         on_changed: Literal["raise", "recompute"] = "raise",
         retries: int = 2,
@@ -142,7 +126,6 @@ class FeatureCacheMixin:
             annotations: keys of the dataset to store beside the features, such as "text", "speaker"
                 or "duration": of its entries, or dynamic items that need no features. Utterances
                 that are in the cache already get them, too.
-            shared: allows utterances that another split of the storage holds, too.
             on_error: "skip" goes on after an utterance that fails, and notes it in the cache's
                 `work-failures.jsonl`. Later calls leave it out, or try it again with "raise".
             on_changed: of utterances whose recording or other input has changed since, "raise"
@@ -171,52 +154,34 @@ class FeatureCacheMixin:
         or belongs to another split; `CacheError` for a cache that lacks something and cannot be
         written to. What was computed before is kept in each case.
         """
-        check_settings(on_error, on_changed, retries, publish_every_s)
-        check_source(dataset)
-        check_loader_kwargs(kwargs := loader_kwargs or {})
-        check = check_of(check)
+        debug = getattr(self, "debug_batches", 2) if getattr(self, "debug", False) else None
+        if progressbar is None:
+            progressbar = not getattr(self, "noprogressbar", False)
         split, stage = split_and_stage(self, split, stage)
-        storage = find_storage(self) if storage is None else storage
-        again = partial(provenance_of, self, collate_fn_of(dataset, kwargs))
-        made_with = again()
-        made_from = {"stage": name_of(stage), **settings_of(self), **(fingerprint or {})}
-        with kept_random_state(), Ranks() as ranks, computing(made_with, again):
-            ids = visible_ids(dataset) if parallel is None else ids_for_workers(dataset, ranks.size)
-            most = getattr(self, "debug_batches", 2) if getattr(self, "debug", False) else None
-            if progressbar is None:
-                progressbar = not getattr(self, "noprogressbar", False)
-            colour = getattr(self, "tqdm_barcolor", {}).get(name_of(stage).lower())
-            watch = Watch([made_with], lambda: [again()], made_from)
-            beside = DatasetAnnotations.of(dataset, annotations, storage.features)
-            shares = partial(shares_of, storage, split, overwrite=overwrite)
-            for share in (found := ranks.together(shares)[0]):
-                inputs = ChangedInputs(dataset, kwargs, made_with.mentioned, on_changed)
-                skip = on_error == "skip"
-                to = Destination(storage, split, ids, skip, append, shared, inputs, share)
-                executor: Executor
-                if parallel is None:
-                    compute = partial(features_of, self, stage)
-                    executor = LocalExecutor(
-                        to, dataset, compute, kwargs, retries, watch, None, most, ranks
-                    )
-                else:
-                    client, lengths = config_or_client(parallel), visible_lengths(dataset)
-                    sent = dataset, stage, kwargs, made_with, made_from
-                    build = partial(environment_of, self, *sent)
-                    executor = WorkersExecutor(
-                        to, client, build, kwargs, retries, publish_every_s, lengths, most
-                    )
-                source = probe_source_of(
-                    self, dataset, stage, kwargs, to, parallel, mentioned=made_with.mentioned
-                )
-                record = RunRecord(to, partial(witnesses, made_with, self, dataset))
-                checking = Checking(to, source, check, record, accept)
-                first = beside if share is found[0] else None  # annotations are stored once
-                run = Run(
-                    to, executor, checking, publish_every_s, progressbar, colour, first, ranks
-                )
-                table = run.run(lambda: watch.fingerprint, resume=resume, overwrite=overwrite)
-            return table if len(found) == 1 else to.view(of_all=True, tell=ranks.rank == 0)
+        options = RunOptions(
+            resume=resume,
+            overwrite=overwrite,
+            append=append,
+            annotations=annotations,
+            on_error=on_error,
+            on_changed=on_changed,
+            retries=retries,
+            publish_every_s=publish_every_s,
+            check=check,
+            accept=accept,
+            progressbar=progressbar,
+            colour=getattr(self, "tqdm_barcolor", {}).get(name_of(stage).lower()),
+            most_batches=debug,
+        )
+        to = Destination.of(storage or find_storage(self), split)
+        given = loader_kwargs or {}, fingerprint or {}
+        workers = None if parallel is None else config_or_client(parallel)
+        with (
+            kept_random_state(),
+            Ranks() as ranks,
+            job_of(self, dataset, stage, *given, workers, ranks.size) as job,
+        ):
+            return fill(job, to, options, ranks)
 
     def check_features(
         self,
@@ -236,21 +201,12 @@ class FeatureCacheMixin:
 
         Raises `StaleCacheError` with what differs, `NotACacheError` if nothing is cached.
         """
+        split, stage = split_and_stage(self, split, stage)
+        to = Destination.of(storage or find_storage(self), split)
+        options = RunOptions(check=check)
         given = loader_kwargs or {}, fingerprint or {}
-        compare(self, dataset, stage, split, storage, *given, check)
-
-    def estimate_features(
-        self,
-        dataset: object,
-        stage: object = None,
-        *,
-        split: str | None = None,
-        storage: FeatureStorage | None = None,
-        loader_kwargs: Mapping[str, object] | None = None,
-        utterances: int = TRIAL_UTTERANCES,
-    ) -> Estimate:
-        """Return bytes and hours of `cache_features`, as `featcache.inspect.estimate` does."""
-        return estimate_of(self, dataset, stage, split, storage, loader_kwargs or {}, utterances)
+        with kept_random_state(), job_of(self, dataset, stage, *given) as job:
+            compare(job, to, options)
 
     def expectation(
         self,

@@ -49,7 +49,7 @@ R = TypeVar("R")
 Work = Callable[[ShardMaker, StatsSettings, ShardTask], R]
 
 
-class Job(NamedTuple):
+class ShardJob(NamedTuple):
     """Work for a worker."""
 
     work: Work[object]
@@ -75,7 +75,7 @@ class LocalCollection:
 class DaskExecutor:
     """Workers of Dask."""
 
-    def __init__(self, dispatch: Dispatch[Job]) -> None:
+    def __init__(self, dispatch: Dispatch[ShardJob]) -> None:
         self._dispatch = dispatch
 
     def run(
@@ -86,7 +86,7 @@ class DaskExecutor:
 
         deaths = Counter[tuple[str, int]]()
         for task in tasks:
-            self._dispatch.add(Job(work, settings, task))
+            self._dispatch.add(ShardJob(work, settings, task))
         for job, outcome in self._dispatch.outcomes():
             task = job.task
             if isinstance(outcome, Exception):
@@ -132,7 +132,7 @@ def executor_for(
     set_up = partial(_set_up, provider.build_worker_setup_fn())
     with (
         workers_of(parallel, set_up) as workers,
-        Dispatch[Job](workers, attempts, _do, workers.env) as dispatch,
+        Dispatch[ShardJob](workers, attempts, _do, workers.env) as dispatch,
     ):
         yield DaskExecutor(dispatch)
 
@@ -145,7 +145,7 @@ def _set_up(setup_fn: Callable[[], object]) -> dict[str, object]:
     return {"work": maker, "part": maker.share}
 
 
-def _do(number: int, job: Job, env: str) -> object:
+def _do(number: int, job: ShardJob, env: str) -> object:
     from distributed import get_worker
 
     from featcache.workers.worker_env import env_of

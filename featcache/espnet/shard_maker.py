@@ -36,7 +36,7 @@ from featcache.espnet.shards import (
     read_shard,
 )
 from featcache.extraction.datasets import visible_ids
-from featcache.extraction.workers.executor import ProcessPart
+from featcache.extraction.process_part import ProcessPart
 from featcache.format.files import make_directory, pack_json, unpack_json, write_durably
 from featcache.format.fingerprint import canonical, differences
 from featcache.format.manifest import NAME as CACHE

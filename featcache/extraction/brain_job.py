@@ -1,4 +1,4 @@
-"""The job that `FeatureCacheMixin` hands to an extraction: settings, environment, estimate."""
+"""The job of a `FeatureCacheMixin`: its settings, its environment here and in workers."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ import copy
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from featcache.errors import ConfigError
-from featcache.extraction.checking import Checking, RunRecord, check_of
 from featcache.extraction.computation import features_of
 from featcache.extraction.dataset_batches import check_loader_kwargs
-from featcache.extraction.datasets import check_ids, check_source, is_map_style, visible_ids
-from featcache.extraction.destination import Destination, shares_of
-from featcache.extraction.estimating.estimate import Estimate, estimate
-from featcache.extraction.probing import ProbeSource, on_this_device
-from featcache.extraction.random_state import kept_random_state
-from featcache.extraction.workers.executor import Build, Environment, checked_environment
+from featcache.extraction.datasets import (
+    check_ids,
+    check_source,
+    is_map_style,
+    visible_ids,
+    visible_lengths,
+)
+from featcache.extraction.job import Build, Environment, Job, OnWorkers
+from featcache.extraction.workers.executor import checked_environment
 from featcache.loading.loader import FeatureLoader
 from featcache.staleness.in_workers import code_of_driver, refuse_other_code
 from featcache.staleness.provenance import (
@@ -35,7 +38,11 @@ from featcache.staleness.values import left_out_of
 from featcache.staleness.watch import Watch
 from featcache.staleness.witnesses import witnesses
 from featcache.storage import FeatureStorage
+from featcache.workers.config import ParallelConfig
 from featcache.workers.pickling import pack, unpack
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 # Split, stage, storage and settings of a run, as a `Brain` or the like tells them.
 
@@ -131,37 +138,6 @@ def ids_for_workers(dataset: Any, ranks: int) -> Sequence[str]:
     env = checked_environment({"dataset": dataset, "compute_features": features_of})
     check_ids(env["ids"])
     return cast(Sequence[str], env["ids"])
-
-
-def probe_source_of(
-    extractor: Any,
-    dataset: Any,
-    stage: object,
-    loader_kwargs: Mapping[str, object],
-    to: Destination,
-    parallel: object = None,
-    *,
-    mentioned: frozenset[str] = frozenset(),
-) -> ProbeSource:
-    """Return what computes utterances alone for a Brain, whose workers load from copies."""
-    precision = getattr(extractor, "eval_precision", None)
-    return ProbeSource(
-        dataset,
-        to.ids,
-        partial(features_of, extractor, stage),
-        loader_kwargs,
-        list(to.features),
-        lambda: extractor.device,
-        precision if isinstance(precision, str) else "fp32",
-        same_device=parallel is None or on_this_device(parallel, extractor.device),
-        in_workers=parallel is not None,
-        mentioned=mentioned or None,
-        copied=_same if parallel is None else _copied,
-    )
-
-
-def _same(dataset: Any) -> Any:
-    return dataset
 
 
 def _copied(dataset: Any) -> Any:
@@ -290,57 +266,47 @@ def taking_loaders(make: Callable[..., Any], of_loader: Callable[..., Any]) -> C
     return make_dataloader
 
 
-# A cache compared with what a `Brain`, or the like, would compute now.
+# The job of a `Brain`, or the like.
 
 
-def compare(
+@contextlib.contextmanager
+def job_of(
     extractor: Any,
-    dataset: object,
+    dataset: Any,
     stage: object,
-    split: str | None,
-    storage: FeatureStorage | None,
-    kwargs: Mapping[str, object],
-    fingerprint: Mapping[str, object],
-    check: int | Literal["probe", "all"],
-) -> None:
-    """Compare the cache of a split, and write nothing; see `FeatureCacheMixin.check_features`."""
-    check_source(dataset)
-    split, stage = split_and_stage(extractor, split, stage)
-    storage = find_storage(extractor) if storage is None else storage
-    again = partial(provenance_of, extractor, collate_fn_of(dataset, kwargs))
-    made_with = again()
-    made_from = {"stage": name_of(stage), **settings_of(extractor), **fingerprint}
-    with kept_random_state(), computing(made_with, again):
-        for share in shares_of(storage, split, overwrite=False):
-            ids = visible_ids(dataset)
-            to = Destination(storage, split, ids, False, False, shared=True, share=share)
-            source = probe_source_of(
-                extractor, dataset, stage, kwargs, to, mentioned=made_with.mentioned
-            )
-            record = RunRecord(to, partial(witnesses, made_with, extractor, dataset))
-            checking = Checking(to, source, check_of(check), record)
-            checking.compare_only(made_with.fingerprint(made_from))
-
-
-# Estimates of the features of a `Brain`, or the like, before they are computed.
-
-
-def estimate_of(
-    extractor: Any,
-    dataset: object,
-    stage: object,
-    split: str | None,
-    storage: FeatureStorage | None,
     loader_kwargs: Mapping[str, object],
-    utterances: int,
-) -> Estimate:
-    """Compute a few utterances of a dataset, all modules in evaluation mode, and estimate all."""
+    fingerprint: Mapping[str, object],
+    parallel: ParallelConfig | Client | None = None,
+    ranks: int = 1,
+) -> Iterator[Job]:
+    """Yield the job of an extractor, whose modules are in evaluation mode for that long."""
     check_source(dataset)
     check_loader_kwargs(loader_kwargs)
-    _, stage = split_and_stage(extractor, split, stage)
-    features = (find_storage(extractor) if storage is None else storage).features
-    made_with = provenance_of(extractor, collate_fn_of(dataset, loader_kwargs))
-    env = {"dataset": dataset, "loader_kwargs": loader_kwargs}
-    with kept_random_state(), evaluating(extractor, made_with.modules.values()):
-        compute = partial(features_of, extractor, stage)
-        return estimate({**env, "compute_features": compute}, features, utterances=utterances)
+    again = partial(provenance_of, extractor, collate_fn_of(dataset, loader_kwargs))
+    made_with = again()
+    made_from = {"stage": name_of(stage), **settings_of(extractor), **fingerprint}
+    precision = getattr(extractor, "eval_precision", None)
+    with computing(made_with, again):
+        watch = Watch([made_with], lambda: [again()], made_from)
+        job = Job(
+            source=dataset,
+            ids=visible_ids(dataset),
+            compute=partial(features_of, extractor, stage),
+            loader_kwargs=loader_kwargs,
+            fingerprint=watch.fingerprint,
+            witnesses=partial(witnesses, made_with, extractor, dataset),
+            mentioned=made_with.mentioned,
+            by=watch,
+            device=lambda: extractor.device,
+            precision=precision if isinstance(precision, str) else "fp32",
+        )
+        if parallel is not None:
+            sent = dataset, stage, loader_kwargs, made_with, made_from
+            job = replace(
+                job,
+                ids=ids_for_workers(dataset, ranks),
+                by=OnWorkers(parallel, partial(environment_of, extractor, *sent)),
+                lengths=visible_lengths(dataset),
+                copied=_copied,
+            )
+        yield job

@@ -9,18 +9,19 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import torch
 
 from featcache._cached import cached_property
-from featcache._checks import whole_number
-from featcache.errors import CacheError, ConfigError, StaleCacheError
+from featcache.errors import CacheError, StaleCacheError
+from featcache.extraction.changed_inputs import ChangedInputs
 from featcache.extraction.datasets import IdNumbers
 from featcache.extraction.destination import Destination
+from featcache.extraction.job import Job, RunOptions
 from featcache.extraction.probing import (
     Computed,
     ProbeSource,
@@ -110,12 +111,12 @@ class RunRecord:
     """The record of a cache, and that of this run.
 
     Args:
-        destination: the cache.
+        path: the cache directory.
         make: makes the record of this run.
     """
 
-    def __init__(self, destination: Destination, make: Callable[[], Mapping[str, object]]) -> None:
-        self._destination, self._make = destination, make
+    def __init__(self, path: Path, make: Callable[[], Mapping[str, object]]) -> None:
+        self._path, self._make = path, make
 
     @cached_property
     def now(self) -> Mapping[str, object]:
@@ -126,7 +127,7 @@ class RunRecord:
     def kept(self) -> Mapping[str, object]:
         """The record that the cache keeps; empty where it keeps none that can be read."""
         with contextlib.suppress(OSError):
-            return witnesses(Generation.at(self._destination.path))
+            return witnesses(Generation.at(self._path))
         return {}
 
     def keep(self, writer: CacheWriter, accepted: Mapping[str, object] | None = None) -> None:
@@ -215,6 +216,7 @@ def changed_fields(to: Destination, fingerprint: Mapping[str, object]) -> list[D
 
 def accept_changes(
     to: Destination,
+    ids: Sequence[str] | None,
     record: RunRecord,
     fingerprint: Mapping[str, object],
     comparison: Comparison | None,
@@ -240,8 +242,8 @@ def accept_changes(
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     writer = to.writer(fingerprint)
     try:
-        if to.ids is not None:
-            writer.expect(to.ids)
+        if ids is not None:
+            writer.expect(ids)
         record.keep(writer, {"when": now, "changes": [*map(str, changed)]})
     finally:
         writer.close(complete=complete)
@@ -253,71 +255,63 @@ def accept_changes(
 #
 # On rank 0, in the process that drives the run, whoever computes the rest.
 
-Check = int | Literal["probe", "all"] | None
 PROBE = 4  # utterances
 MOST_CHANGES = 8  # that an error names
 _CURE = "overwrite it (overwrite=True), or give another directory"
 _told: set[str] = set()  # caches of which it was said that they cannot be checked
 
 
-def check_of(check: object) -> Check:
-    """Return how many utterances are checked; raises `ConfigError` for what is no such thing."""
-    if check is None or check in ("probe", "all"):
-        return cast(Check, check)
-    if isinstance(check, str):
-        raise ConfigError(f"check is 'probe', 'all', a number of utterances or None, not {check!r}")
-    return whole_number("check", check, 1)
-
-
-@dataclass
 class Checking:
-    """Checks one cache in one run.
+    """Checks one cache in one run: once made, the probe is computed, and changes are accepted.
+
+    Where features are random the fingerprint gets the seed. `admit` compares the probe with the one
+    that is kept.
 
     Args:
+        job: computes utterances alone.
         destination: the cache.
-        source: computes utterances alone.
-        check: how many: "probe", a number, "all", or None.
-        record: of what the features are made with.
-        accept: takes changes of code and settings that compute the same bits.
+        inputs: tell which utterances have changed.
+        options: how many are checked, and whether changes of code and settings are accepted that
+            compute the same bits.
+
+    Attributes:
+        fingerprint: of the run.
+        seed: of random features.
+        numbers: of the ids in the data set, once they were needed.
     """
 
-    destination: Destination
-    source: ProbeSource
-    check: Check
-    record: RunRecord
-    accept: bool = False
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, job: Job, destination: Destination, inputs: ChangedInputs, options: RunOptions
+    ) -> None:
+        # as it is now: computing may change what it was read from
+        seed, self.fingerprint = torch.initial_seed(), canonical(job.fingerprint)
+        self.seed: int | None = None
+        self.numbers: IdNumbers | None = None
+        self._job, self._to, self._inputs = job, destination, inputs
+        self._check = options.check
+        self._source = ProbeSource(job, list(destination.features))
+        self._record = RunRecord(destination.path, job.witnesses)
         self._kept: Probe | None = None  # by the cache
         self._now = Computed()
-        self.numbers: IdNumbers | None = None  # of the data set, once they were needed
         self._in_batch: Sequence[Unlike] = ()  # otherwise in a batch than alone
         self._wrote = self._compared = False
         self._beside: Probe | None = None  # kept, but of utterances that the data set lacks
-
-    def begin(
-        self, fingerprint: Mapping[str, object], *, resume: bool, overwrite: bool
-    ) -> dict[str, object]:
-        """Compute the probe; returns the fingerprint, with the seed where features are random.
-
-        `admit` compares it with the one that is kept.
-        """
-        # as it is now: computing may change what it was read from
-        seed, found, to = torch.initial_seed(), canonical(fingerprint), self.destination
-        if not self.source.by_id:
+        if not self._source.by_id:
             self._tell_once("is of a data set whose utterances cannot be picked by id")
-            return found
-        self._kept = kept = kept_probe(to, found, seed, resume=resume, overwrite=overwrite)
+            return
+        overwrite = options.overwrite
+        self._kept = kept = kept_probe(
+            destination, self.fingerprint, seed, resume=options.resume, overwrite=overwrite
+        )
         random = kept is not None and kept.seed is not None
-        if self.check is not None:
+        if self._check is not None:
             self._compute(seed, overwrite)
             random = random or self._now.probe.seed is not None
         if random:
-            found.setdefault("seed", seed)
-            to.seed = seed
-        if not overwrite and (self.accept or self._code_grew(found)):
-            self._accept(found)
-        return found
+            self.fingerprint.setdefault("seed", seed)
+            self.seed = seed
+        if not overwrite and (options.accept or self._code_grew()):
+            self._accept()
 
     def admit(
         self, changed: Sequence[str], stored: Cache | CacheWriter, *, overwrite: bool = False
@@ -343,39 +337,37 @@ class Checking:
         self._kept = None  # it is kept anew
         return comparison.alike
 
-    def explained(
-        self, error: StaleCacheError, fingerprint: Mapping[str, object]
-    ) -> StaleCacheError:
+    def explained(self, error: StaleCacheError) -> StaleCacheError:
         """Return the error of another fingerprint, with what the probe and the record say to it."""
-        changed, comparison = changed_fields(self.destination, fingerprint), self._now.comparison
+        changed, comparison = changed_fields(self._to, self.fingerprint), self._now.comparison
         if not changed:  # it is about utterances
             return error
         unlike, _, cure = str(error).rpartition("\n")
         told = () if comparison is None else comparison.told()
         lines = [unlike, *(f"  {line}" for line in told), *self._since()]
         if may_be_accepted(changed, comparison):
-            lines += [f"  {line}" for line in self.record.changed_code()]
+            lines += [f"  {line}" for line in self._record.changed_code()]
             cure = f"{cure}; {OFFER}"
         return StaleCacheError("\n".join([*lines, cure]))
 
     def keep(self, writer: CacheWriter) -> None:
         """Keep the probe with a cache that is begun, and look at its utterances as one batch."""
         self._wrote = True
-        probe, numbers = self._now.probe, self._now.numbers[: self.source.batch_size]
+        probe, numbers = self._now.probe, self._now.numbers[: self._source.batch_size]
         if self._beside is not None:
             keep_probe(writer, self._beside.with_more(probe))
             self._tell_once("holds nothing yet of this data set by which it could be checked")
         elif self._kept is None and probe.utterances:
             keep_probe(writer, probe)
             tell_random(self._now.probe, self._now.twice)
-        self.record.keep(writer)
+        self._record.keep(writer)
         if len(numbers) > 1 and probe.seed is None and probe.repeatable:
             with kept_random_state():
-                together = self.source.together(numbers)
+                together = self._source.together(numbers)
             near = tolerance(probe.precision, same_device=True)
             self._in_batch = compare(probe.utterances, together, near).features
-        if self.source.in_workers and self.check == "probe":
-            self.source.forget()
+        if self._source.in_workers and self._check == "probe":
+            self._source.forget()
 
     def end(self, cache: Cache) -> None:
         """Compare what is stored with what is computed alone, and warn of what differs.
@@ -393,10 +385,10 @@ class Checking:
 
     def _unlike_stored(self, cache: Cache, but: Collection[str] = ()) -> str | None:
         """Return which stored utterances are others than computed alone; None if none are."""
-        probe, declared = self._now.probe, self.destination.features
-        if self.check is None or not self.source.by_id or not probe.repeatable:
+        probe, declared = self._now.probe, self._to.features
+        if self._check is None or not self._source.by_id or not probe.repeatable:
             return None
-        near = tolerance(probe.precision, same_device=self.source.same_device)
+        near = tolerance(probe.precision, same_device=self._job.same_device)
         spreads = spreads_of(probe.utterances, list(declared))
         found: list[Unlike] = []
         compared = 0
@@ -407,94 +399,88 @@ class Checking:
                     found += unlike_stored(cache, id, alone, spreads, near, declared)
         if not found:
             return None
-        return told(compared, found, cause_of(found, self.source, self._in_batch))
+        return told(compared, found, cause_of(found, self._source, self._in_batch))
 
-    def _accept(self, fingerprint: Mapping[str, object]) -> None:
+    def _accept(self) -> None:
         """Accept changes, once all utterances that are checked are found to be the same."""
-        to, comparison = self.destination, self._now.comparison
-        if self.check != "probe" and may_be_accepted(changed_fields(to, fingerprint), comparison):
+        to, ids, comparison = self._to, self._job.ids, self._now.comparison
+        may_be = may_be_accepted(changed_fields(to, self.fingerprint), comparison)
+        if self._check != "probe" and may_be:
             cache = to.cache()
-            text = self._unlike_stored(cache, to.compared(cache).changed)
+            text = self._unlike_stored(cache, self._inputs.find_in(cache, ids, self.seed).changed)
             if text is not None:
                 raise self._stale([text])
             self._compared = cache.complete
-        accept_changes(to, self.record, fingerprint, comparison)
+        accept_changes(to, ids, self._record, self.fingerprint, comparison)
 
-    def compare_only(self, fingerprint: Mapping[str, object]) -> None:
-        """Check a cache, and write nothing.
-
-        Raises `StaleCacheError`, with the differences, and `NotACacheError` if there is none.
-        """
-        to = self.destination
-        cache = to.stored()
-        found = self.begin(fingerprint, resume=True, overwrite=False)
-        declared = cache_fingerprint(to.features, found)
+    def compare_only(self, cache: Cache) -> None:
+        """Check a cache, and write nothing; raises `StaleCacheError` with the differences."""
+        declared = cache_fingerprint(self._to.features, self.fingerprint)
         if changed := differences(cache.fingerprint, declared):
             listed = "".join(f"\n  {line}" for line in changed)
             text = f"cache {str(cache.path)!r} was made from something else than there is now:"
-            raise self.explained(StaleCacheError(f"{text}{listed}\n{_CURE}"), found)
+            raise self.explained(StaleCacheError(f"{text}{listed}\n{_CURE}"))
         self.admit((), cache)
         self.end(cache)
 
-    def _code_grew(self, fingerprint: Mapping[str, object]) -> bool:
+    def _code_grew(self) -> bool:
         """Whether code alone changed with features that were added, and computes the same."""
-        share = self.destination.share
-        if share is None or not share.others_added:
+        if not self._to.others_added:
             return False
-        changed = changed_fields(self.destination, fingerprint)
+        changed = changed_fields(self._to, self.fingerprint)
         return is_more_code(changed) and may_be_accepted(changed, self._now.comparison)
 
     def _compute(self, seed: int, overwrite: bool) -> None:
         """Compute the utterances of the kept probe, or those of a new one."""
-        count = PROBE if self.check in ("probe", "all") else int(cast(int, self.check))
+        count = PROBE if self._check in ("probe", "all") else int(cast(int, self._check))
         if self._kept is None and not overwrite and self._is_complete():
             self._tell_once("was made without a probe")
-            if self.check == "probe":
+            if self._check == "probe":
                 return
-        self.numbers = IdNumbers(self.source.ids or ())
+        self.numbers = IdNumbers(self._source.ids or ())
         with kept_random_state():
             if self._kept is None:
-                self._now = new_probe(self.source, self.numbers, count, seed)
+                self._now = new_probe(self._source, self.numbers, count, seed)
             elif len(self.numbers.find(self._kept.utterances)) or not self._kept.utterances:
-                self._now = again(self.source, self.numbers, self._kept, seed)
+                self._now = again(self._source, self.numbers, self._kept, seed)
             else:  # part of the data set that the cache was made from, or what is appended to it
-                self._now = new_probe(self.source, self.numbers, count, seed)
+                self._now = new_probe(self._source, self.numbers, count, seed)
                 self._beside = self._kept
 
     def _alone(self) -> Iterator[tuple[str, Probed]]:
         """Iterate over the utterances of the probe, then over those that are checked beyond it."""
-        probe, seed = self._now.probe, self.destination.seed
+        probe, seed = self._now.probe, self.seed
         yield from probe.utterances.items()
-        if self.numbers is None or self.check == "probe":
+        if self.numbers is None or self._check == "probe":
             return
-        count = self.source.size if self.check == "all" else int(cast(int, self.check))
-        numbers = (n for n in choice(self.source, self.numbers) if n not in self._now.numbers)
+        count = self._source.size if self._check == "all" else int(cast(int, self._check))
+        numbers = (n for n in choice(self._source, self.numbers) if n not in self._now.numbers)
         more = islice(numbers, max(count - len(self._now.numbers), 0))
-        for id, probed in self.source.alone(more, torch.initial_seed() if seed is None else seed):
+        for id, probed in self._source.alone(more, torch.initial_seed() if seed is None else seed):
             if isinstance(probed, Probed):
                 yield id, probed
 
     def _stale(self, lines: Sequence[str]) -> StaleCacheError:
         listed = "".join(f"\n  {line}" for line in lines)
-        cache = f"cache {str(self.destination.path)!r}"
+        cache = f"cache {str(self._to.path)!r}"
         text = f"{cache} was made from something else than there is now:{listed}"
         return StaleCacheError("\n".join([text, *self._since(), _CURE]))
 
     def _since(self) -> list[str]:
-        changes = self.record.changes()
+        changes = self._record.changes()
         more = f"; and {len(changes) - MOST_CHANGES} more" if len(changes) > MOST_CHANGES else ""
         return [f"changed since: {'; '.join(changes[:MOST_CHANGES])}{more}"] if changes else []
 
     def _is_complete(self) -> bool:
         try:
-            manifest = read_manifest(self.destination.path)
+            manifest = read_manifest(self._to.path)
             return manifest.complete and manifest.rows > 0  # or all has failed
         except CacheError:
             return False
 
     def _tell_once(self, why: str) -> None:
-        path = str(self.destination.path)
-        if self.check is not None and path not in _told:
+        path = str(self._to.path)
+        if self._check is not None and path not in _told:
             _told.add(path)
             text = "cache %r %s: none are computed again to see whether they are still the same"
             _log.warning(text, path, why)

@@ -5,28 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from featcache._checks import directory, whole_number
 from featcache.declaration import Features
-from featcache.extraction.changed_inputs import ChangedInputs
-from featcache.extraction.checking import Checking, RunRecord, check_of
 from featcache.extraction.datasets import check_ids, check_source, visible_lengths
-from featcache.extraction.destination import Destination, shares_of
+from featcache.extraction.destination import Destination
 from featcache.extraction.environment import EnvironmentProvider
-from featcache.extraction.local_executor import LocalExecutor
-from featcache.extraction.probing import ProbeSource, on_this_device
+from featcache.extraction.fill import fill
+from featcache.extraction.job import Build, Environment, Job, OnWorkers, RunOptions
 from featcache.extraction.random_state import kept_random_state
-from featcache.extraction.run import DatasetAnnotations, Executor, Run, check_settings
-from featcache.extraction.workers.executor import (
-    Build,
-    Environment,
-    WorkersExecutor,
-    checked_environment,
-    loader_options,
-)
+from featcache.extraction.workers.executor import checked_environment, loader_options
 from featcache.staleness.in_workers import DriverCode, code_of_driver, refuse_other_code
 from featcache.staleness.provenance import Provenance, provenance
 from featcache.staleness.watch import Watch
@@ -135,67 +126,62 @@ def extract(
     >>> tones.lengths("tone").tolist()
     [3, 4]
     """
-    check_settings(on_error, on_changed, retries, publish_every_s)
+    options = RunOptions(
+        resume=resume,
+        overwrite=overwrite,
+        append=append,
+        annotations=annotations,
+        on_error=on_error,
+        on_changed=on_changed,
+        retries=retries,
+        publish_every_s=publish_every_s,
+        check=check,
+        accept=accept,
+        progressbar=progressbar,
+    )
     whole_number("batch_size", batch_size, 1)
-    where, check = directory(path, "a cache"), check_of(check)
+    where = directory(path, "a cache")
+    # a path names one cache: those beside it may well be other features of the same ids
+    storage = FeatureStorage(where.parent, features)
+    to = Destination.of(storage, where.name, has_splits=False)
+    parallel = None if parallel is None else config_or_client(parallel)
     with kept_random_state():
-        env = checked_environment(provider.build_env_local())
-        check_source(env["dataset"])
-        check_ids(env["ids"])
-        lengths = visible_lengths(env["dataset"]) if env.get("lengths") is None else env["lengths"]
-        # a path names one cache: those beside it are no splits, but may well be other features of
-        # the same ids
-        storage = FeatureStorage(where.parent, features)
-        kwargs = {"batch_size": batch_size, **loader_options(env)}
-        made_with = _provenance(env)
-        runs: list[Run] = []
-        watch = Watch([made_with], partial(_again, env), fingerprint or {})
-        beside = DatasetAnnotations.of(env["dataset"], annotations, storage.features)
-        compute = env["compute_features"]
-        made_in = witnesses(made_with, getattr(compute, "__self__", compute), env["dataset"])
-        for share in shares_of(storage, where.name, overwrite=overwrite):
-            inputs = ChangedInputs(env["dataset"], kwargs, made_with.mentioned, on_changed)
-            skip = on_error == "skip"
-            to = Destination(storage, where.name, env["ids"], skip, append, True, inputs, share)
-            source = ProbeSource(
-                env["dataset"],
-                to.ids,
-                env["compute_features"],
-                kwargs,
-                list(to.features),
-                same_device=parallel is None or on_this_device(parallel, None),
-                in_workers=parallel is not None,
-                mentioned=made_with.mentioned or None,
-                lengths=lengths,
-            )
-            executor: Executor
-            if parallel is None:
-                executor = LocalExecutor(
-                    to, env["dataset"], compute, kwargs, retries, watch, lengths
-                )
-            else:
-                client = config_or_client(parallel)
-                build = partial(_sent, provider, code_of_driver(made_with), fingerprint or {})
-                of_plan = {"batch_size": kwargs["batch_size"]}  # no more is planned with
-                executor = WorkersExecutor(
-                    to, client, build, of_plan, retries, publish_every_s, lengths
-                )
-            checking = Checking(to, source, check, RunRecord(to, lambda: made_in), accept)
-            first = None if runs else beside  # annotations are stored once
-            runs.append(Run(to, executor, checking, publish_every_s, progressbar, None, first))
-        made_from = watch.fingerprint
-        del (
-            env,
-            made_with,
-            watch,
-            compute,
-            source,
-            executor,
-            checking,
-        )  # in the driver of other processes, a model would only take memory
-        for run in runs:
-            table = run.run(lambda: made_from, resume=resume, overwrite=overwrite)
-        return table if len(runs) == 1 else to.view(of_all=True)
+        return fill(_job_of(provider, parallel, fingerprint or {}, batch_size), to, options)
+
+
+def _job_of(
+    provider: EnvironmentProvider,
+    parallel: ParallelConfig | Client | None,
+    given: Mapping[str, object],
+    batch_size: int,
+) -> Job:
+    """Return the job of an environment; nothing else holds what the provider has built here."""
+    env = dict(checked_environment(provider.build_env_local()))
+    dataset, compute = env["dataset"], env["compute_features"]
+    check_source(dataset)
+    check_ids(env["ids"])
+    made_with = _provenance(env)
+    watch = Watch([made_with], partial(_again, env), given)
+    made_in = witnesses(made_with, getattr(compute, "__self__", compute), dataset)
+    by: Watch | OnWorkers = watch
+    if parallel is not None:
+        by = OnWorkers(parallel, partial(_sent, provider, code_of_driver(made_with), given))
+    return Job(
+        source=dataset,
+        ids=env["ids"],
+        compute=partial(_computed, env),
+        loader_kwargs={"batch_size": batch_size, **loader_options(env)},
+        fingerprint=watch.fingerprint,
+        witnesses=lambda: made_in,
+        mentioned=made_with.mentioned,
+        by=by,
+        lengths=visible_lengths(dataset) if env.get("lengths") is None else env["lengths"],
+        forget=env.clear,
+    )
+
+
+def _computed(env: Environment, batch: Any) -> Any:
+    return env["compute_features"](batch)
 
 
 def _sent(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,7 @@ from featcache.extraction.datasets import (
     is_map_style,
     visible_lengths,
 )
+from featcache.extraction.job import Job
 from featcache.extraction.random_state import COMPUTING, seed_generators
 from featcache.extraction.stamping import Entries
 from featcache.interface import Array, Ints
@@ -43,7 +44,6 @@ from featcache.staleness.probe import (
     worst,
 )
 from featcache.store import Cache
-from featcache.workers.config import ParallelConfig
 
 # `ProbeSource`: loads utterances of a data set one by one, and computes them alone.
 
@@ -58,50 +58,36 @@ class Failed(NamedTuple):
     loading: bool
 
 
-@dataclass
 class ProbeSource:
-    """Computes utterances alone, in this process.
+    """Computes utterances of a job alone, in this process.
 
     Args:
-        source: a data set, or a loader of one.
-        ids: its ids; None: it shows none, and no utterance can be picked.
-        compute: makes a list of dicts, "id" and arrays, of a batch's data.
-        loader_kwargs: arguments of a DataLoader.
-        features: names of the features.
-        device: tells what device computes.
-        precision: of the computation; widened by what the processor is set to.
-        same_device: whether the utterances of the cache are computed on that device, too.
-        in_workers: whether other processes compute them.
-        mentioned: names of inputs that count; None: all.
-        lengths: of the utterances; None: those that the data set shows, if any.
-        copied: makes the data set that is loaded from, where loading might leave traces in one that
-            is still to be sent to workers.
+        job: what is computed.
+        features: names of the features that are looked at.
+
+    Attributes:
+        by_id: whether utterances can be picked by their ids.
+        in_workers: whether other processes compute those of the cache.
     """
 
-    source: Any
-    ids: Sequence[str] | None
-    compute: Callable[[Any], Any]
-    loader_kwargs: Mapping[str, Any]
-    features: Sequence[str]
-    device: Callable[[], torch.device | str | None] = lambda: None
-    precision: str = "fp32"
-    same_device: bool = True
-    in_workers: bool = False
-    mentioned: frozenset[str] | None = None
-    lengths: Sequence[float] | None = None
-    copied: Callable[[Any], Any] = field(default=lambda dataset: dataset)
-
-    def __post_init__(self) -> None:
-        dataset = dataset_of(self.source)
-        self.is_loader = dataset is not self.source and not is_map_style(self.source)
-        self.by_id = self.ids is not None and is_map_style(dataset)
+    def __init__(self, job: Job, features: Sequence[str]) -> None:
+        self._job, self._features = job, features
+        self._of_job = dataset_of(job.source)
+        self.is_loader = self._of_job is not job.source and not job.by_number
+        self.by_id = job.ids is not None and is_map_style(self._of_job)
+        self.in_workers = job.in_workers
         self._options = self._one_at_a_time()
-        self._dataset: Any = None
+        self._dataset: Any = None  # that items are loaded from
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """The ids of the data set; none if it shows none."""
+        return self._job.ids or ()
 
     @property
     def batch_size(self) -> int:
         """Utterances of a batch of the extraction, as far as that is known; else 2."""
-        options: Any = vars(self.source) if self.is_loader else self.loader_kwargs
+        options: Any = vars(self._job.source) if self.is_loader else self._job.loader_kwargs
         sampler = options.get("batch_sampler")
         size = getattr(sampler, "batch_size", 2) if sampler else options.get("batch_size", 1)
         return int(size or 1)
@@ -109,17 +95,16 @@ class ProbeSource:
     @property
     def size(self) -> int:
         """Number of utterances of the data set."""
-        return len(self.ids or ())
+        return len(self.ids)
 
     def known_lengths(self) -> Sequence[float] | None:
         """Return how long the utterances are, if anybody knows."""
-        if self.lengths is not None:
-            return self.lengths
-        return visible_lengths(dataset_of(self.source))
+        if self._job.lengths is not None:
+            return self._job.lengths
+        return visible_lengths(self._of_job)
 
     def forget(self) -> None:
-        """Release what computes: a model takes memory."""
-        self.compute = lambda data: ()
+        """Release the copy of the data set."""
         self._dataset = None
 
     def alone(self, numbers: Iterable[int], seed: int) -> Iterator[tuple[str, Probed | Failed]]:
@@ -134,23 +119,23 @@ class ProbeSource:
             if not worker_failed(error):
                 raise
             for number in listed[done:].tolist():
-                yield self.ids[number] if self.ids else "", Failed(error, loading=True)
+                yield self.ids[number], Failed(error, loading=True)
 
     def together(self, numbers: Sequence[int]) -> dict[str, Probed]:
         """Compute utterances as one batch; nothing if that fails, of which the extraction tells."""
         options = self._options | {"batch_size": len(numbers)}
-        (batch,) = DatasetBatches(self._items(), numbers, options, self.ids)
+        (batch,) = DatasetBatches(self._items(), numbers, options, self._job.ids)
         try:
             with torch.no_grad():
-                utterances = checked_result(self.compute(batch.data), batch.ids)
+                utterances = checked_result(self._job.compute(batch.data), batch.ids)
             return {id: self._probed({}, id, arrays) for id, arrays in utterances}
         except Exception:
             return {}
 
     def used_precision(self, utterances: Iterable[Probed]) -> str:
         """Return the precision of what was computed, by the settings of the processor."""
-        if self.precision in ("fp16", "bf16"):
-            return self.precision
+        if self._job.precision in ("fp16", "bf16"):
+            return self._job.precision
         halves = {
             rows.array.dtype.itemsize == 2 and rows.array.dtype.kind == "f"
             for probed in utterances
@@ -158,14 +143,14 @@ class ProbeSource:
         }
         if True in halves:
             return "fp16"
-        on_gpu = torch.device(self.device() or "cpu").type == "cuda"
+        on_gpu = torch.device(self._job.device() or "cpu").type == "cuda"
         single = torch.get_float32_matmul_precision() == "highest"
         tf32 = on_gpu and (not single or torch.backends.cudnn.allow_tf32)
         return "tf32" if tf32 else "fp32"
 
     def device_name(self) -> str:
         """Return the name of the processor or GPU that computes."""
-        device = torch.device(self.device() or "cpu")
+        device = torch.device(self._job.device() or "cpu")
         if device.type == "cuda":
             return torch.cuda.get_device_name(device)
         return f"{device.type} {_processor()}"
@@ -173,10 +158,11 @@ class ProbeSource:
     def _singly(self, numbers: Ints, seed: int) -> Iterable[LoadedBatch]:
         if not len(numbers):
             return []
-        return DatasetBatches(self._items(), numbers, self._options, self.ids, Loading(seed=seed))
+        loading = Loading(seed=seed)
+        return DatasetBatches(self._items(), numbers, self._options, self._job.ids, loading)
 
     def _entries(self, numbers: Ints) -> list[int]:
-        entries = Entries(dataset_of(self.source))
+        entries = Entries(self._of_job)
         return cast(list[int], entries.stamps(numbers.tolist()).tolist())
 
     def _alone(self, batch: LoadedBatch, seed: int) -> tuple[str, Probed | Failed]:
@@ -190,20 +176,21 @@ class ProbeSource:
             return id, Failed(error, loading=False)
 
     def _computed(self, batch: LoadedBatch, id: str) -> Probed:
-        inputs = input_digests(batch.data, id, self.mentioned)  # before anybody works in place
+        # before anybody works in place; all inputs where none are named
+        inputs = input_digests(batch.data, id, self._job.mentioned or None)
         with torch.no_grad():
-            ((_, arrays),) = checked_result(self.compute(batch.data), [id])
+            ((_, arrays),) = checked_result(self._job.compute(batch.data), [id])
         return self._probed(inputs, id, arrays)
 
     def _probed(self, inputs: Mapping[str, str], id: str, arrays: Mapping[str, Any]) -> Probed:
-        for name in self.features:
+        for name in self._features:
             if name not in arrays:
                 raise FeatureError(f"utterance {id!r}: feature {name!r} is missing")
-        return Probed(inputs, {name: as_rows(arrays[name]) for name in self.features})
+        return Probed(inputs, {name: as_rows(arrays[name]) for name in self._features})
 
     def _items(self) -> Any:
         if self._dataset is None:
-            self._dataset = self.copied(dataset_of(self.source))
+            self._dataset = self._job.copied(self._of_job)
         return self._dataset
 
     def _one_at_a_time(self) -> dict[str, Any]:
@@ -212,10 +199,10 @@ class ProbeSource:
         Where the extraction loads in processes of its own, so does this: files that a data set
         opens when it is first used must not be inherited by them.
         """
-        given = self.loader_kwargs
+        given, source = self._job.loader_kwargs, self._job.source
         if self.is_loader:
-            given = {name: getattr(self.source, name, None) for name in _OF_LOADERS}
-            given["batch_size"] = None if self.source.batch_sampler is None else 1
+            given = {name: getattr(source, name, None) for name in _OF_LOADERS}
+            given["batch_size"] = None if source.batch_sampler is None else 1
         options = {name: value for name, value in given.items() if name not in _OF_BATCHES}
         if "num_workers" in options:
             options["num_workers"] = min(options["num_workers"] or 0, 1)
@@ -223,15 +210,6 @@ class ProbeSource:
             options.pop("multiprocessing_context", None)
             options.pop("timeout", None)
         return options | {"batch_size": 1 if given.get("batch_size", 1) is not None else None}
-
-
-def on_this_device(parallel: object, device: torch.device | str | None) -> bool:
-    """Whether workers compute on a device like this process's, as far as that is known."""
-    if isinstance(parallel, Mapping):
-        parallel = ParallelConfig.of(parallel)
-    if not isinstance(parallel, ParallelConfig) or not parallel.env.startswith("local"):
-        return False
-    return not torch.cuda.is_available() or torch.device(device or "cpu").type == "cuda"
 
 
 def _processor() -> str:

@@ -133,7 +133,6 @@ def cache_slowly() -> None:
     make_brain().cache_features(
         open_dataset(read_slowly),
         split="killed",
-        shared=True,  # the same recordings as in "train"
         publish_every_s=0.5,
         progressbar=False,
     )
@@ -159,7 +158,7 @@ def show() -> None:
     print("\n4. A process that caches is killed (SIGKILL). The next one computes what is missing.")
     kill_a_writer()
     print(f"{published()} recordings were published when it was killed")
-    cache(make_brain(), split="killed", shared=True)
+    cache(make_brain(), split="killed")
 
 
 def main(arguments: list[str]) -> None:

@@ -236,9 +236,7 @@ def test_the_storage_is_found_in_hparams_or_given(storage: FeatureStorage, tmp_p
     del brain.hparams
     with pytest.raises(ConfigError, match="there are no hparams"):
         brain.cache_features(make_dataset(1))
-    assert (
-        len(brain.cache_features(make_dataset(1), split="other", storage=storage, shared=True)) == 1
-    )
+    assert len(brain.cache_features(make_dataset(1), split="other", storage=storage)) == 1
 
 
 # Progress

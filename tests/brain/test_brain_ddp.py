@@ -82,7 +82,7 @@ def main(out, steps):
         if step.get("loader"):
             data = torch.utils.data.DataLoader(data, collate_fn=PaddedBatch)
         try:
-            arguments = {"shared": True, "check": None, **step["arguments"]}
+            arguments = {"check": None, **step["arguments"]}
             view = brain.cache_features(data, Stage.TRAIN, progressbar=False, **arguments)
             outcome = {"complete": view.complete, "utterances": len(view)}
             if "annotations" in arguments:
@@ -192,7 +192,7 @@ def test_three_ranks_with_less_to_do_than_ranks(tmp_path: Path) -> None:
             {"utterances": 6, "arguments": split, "hidden": True},
             {"utterances": 3, "arguments": split, "hidden": True},
             {"utterances": 5, "arguments": {"split": "hidden"}, "hidden": True},
-            {"utterances": 5, "arguments": {"split": "hidden", "shared": False}, "hidden": True},
+            {"utterances": 5, "arguments": {"split": "hidden"}, "hidden": True},
         ],
     )
     assert [report["computed"] for report in few] == [["utt-0"], ["utt-1"], []]

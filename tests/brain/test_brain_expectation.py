@@ -94,7 +94,7 @@ def test_an_expectation_holds_for_all_splits_unless_it_names_a_stage(
 ) -> None:
     brain = make_brain(storage)
     brain.cache_features(make_dataset(), sb.Stage.TRAIN)
-    brain.cache_features(make_dataset(), sb.Stage.VALID, shared=True)
+    brain.cache_features(make_dataset(), sb.Stage.VALID)
     for split in ("train", "valid"):
         assert storage.cache(split, expect=brain.expectation()).complete
     for stage in (sb.Stage.VALID, "VALID"):

@@ -7,12 +7,11 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-import torch
 from convert_helpers import KINDS, make_source
 
 import featcache
-from featcache import CacheWriter, EnvironmentProvider, FeatureStorageConfig
-from featcache.errors import AdoptionError, ComputeError, ConfigError
+from featcache import CacheWriter, FeatureStorageConfig
+from featcache.errors import AdoptionError
 
 
 def size_of(path: Path) -> int:
@@ -71,52 +70,6 @@ def test_short_tokens_are_within_3_percent_too(tmp_path: Path) -> None:
         assert told == pytest.approx(size_of(path), rel=0.03, abs=filling), backend
 
 
-class Waves(EnvironmentProvider):
-    """A data set of waves, whose features are a tenth of their length."""
-
-    def __init__(self, size: int, *, shown: bool = True) -> None:
-        self.samples = [1000 + (number * 7919) % 9000 for number in range(size)]
-        self.shown, self.computed = shown, 0
-
-    def build_env_local(self) -> dict[str, object]:
-        ids = [f"utterance-{number}" for number in range(len(self.samples))]
-        env: dict[str, object] = {"dataset": [*zip(ids, self.samples, strict=True)], "ids": ids}
-        shown = {"lengths": self.samples} if self.shown else {}
-        return {**env, **shown, "compute_features": self.compute}
-
-    def compute(self, batch: list[tuple[str, int]]) -> list[dict[str, object]]:
-        self.computed += len(batch)
-        return [
-            {"id": id, "fbank": torch.from_numpy(speech_like(samples, samples // 10))}
-            for id, samples in batch
-        ]
-
-
-@pytest.mark.parametrize("shown", [True, False])
-def test_an_extraction_is_estimated_from_few_utterances(tmp_path: Path, shown: bool) -> None:
-    waves = Waves(500, shown=shown)
-    declared = [FeatureStorageConfig("fbank", backend="hdf5", codec="gzip")]
-    told = featcache.inspect.estimate(waves, declared, utterances=24)
-    assert waves.computed == 24
-    assert (told.uncertainty > 0.01) is not shown
-    featcache.extract(waves, tmp_path / "a", declared, check=None, progressbar=False)
-    written = size_of(tmp_path / "a")
-    allowed = 0.03 if shown else 3 * told.uncertainty
-    assert told.nbytes == pytest.approx(written, rel=allowed)
-    assert told.frames["fbank"] == pytest.approx(
-        featcache.open(tmp_path / "a").lengths("fbank").sum(), rel=allowed
-    )
-
-
-def test_an_environment_is_estimated_as_its_provider() -> None:
-    declared = [FeatureStorageConfig("fbank")]
-    env = Waves(50).build_env_local()
-    assert (
-        featcache.inspect.estimate(env, declared).nbytes
-        == featcache.inspect.estimate(Waves(50), declared).nbytes
-    )
-
-
 def test_the_table_tells_what_is_declared_and_what_loses(tmp_path: Path) -> None:
     make_source(tmp_path / "a", ["fbank", "units"])
     text = repr(featcache.inspect.estimate(tmp_path / "a", ["fbank"]))
@@ -134,20 +87,6 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     featcache.inspect.estimate(tmp_path / "a", ["half", "speaker"])
     assert list((tmp_path / "temporary").iterdir()) == []
-
-
-def test_what_cannot_be_estimated_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="declare its features"):
-        featcache.inspect.estimate(Waves(3))
-    with pytest.raises(ConfigError, match="is empty"):
-        featcache.inspect.estimate(Waves(0), [FeatureStorageConfig("fbank")])
-
-    class Broken(Waves):
-        def compute(self, batch: list[tuple[str, int]]) -> list[dict[str, object]]:
-            raise ValueError("no such file")
-
-    with pytest.raises(ComputeError, match=r"utterance-.*no such file"):
-        featcache.inspect.estimate(Broken(3), [FeatureStorageConfig("fbank")])
 
 
 def test_features_of_others_are_estimated_where_they_lie(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 from parallel_helpers import Provider, assert_holds, extract
 
 from featcache.errors import IncompleteError
+from featcache.extraction.process_part import ProcessPart
 from featcache.extraction.run import RUN, remove_runs
-from featcache.extraction.workers.executor import ProcessPart
 
 
 def test_runs_and_what_was_left_of_them_are_removed(tmp_path: Path) -> None:

@@ -250,25 +250,20 @@ def test_104_two_test_sets_of_one_stage_are_told_apart(storage: FeatureStorage) 
     assert len(storage.cache("test-other")) == 3
 
 
-def test_104_utterances_of_another_split_are_refused_by_its_name(storage: FeatureStorage) -> None:
+def test_104_utterances_of_another_split_are_told_by_its_name(
+    storage: FeatureStorage, caplog: pytest.LogCaptureFixture
+) -> None:
     brain = make_brain(storage)
     # the validation set, its stage forgotten, before there was a training cache
     brain.cache_features(numbered(3, 6), check=None)
-    with pytest.raises(ConfigError) as caught:
-        brain.cache_features(numbered(4, 9), VALID, check=None)
-    says(
-        "split 'valid' is to get",
-        "split 'train'",
-        "(2 of 5): 'spk/utt-4', 'spk/utt-5'",
-        "shared=True",
-    )(caught.value)
-    assert not storage.path("valid").exists()
-    assert len(brain.cache_features(numbered(4, 9), VALID, shared=True, check=None)) == 5
+    assert "split 'valid'" not in caplog.text
+    assert len(brain.cache_features(numbered(4, 9), VALID, check=None)) == 5
+    told = "split 'valid' gets utterances that "
+    assert caplog.text.count(told) == 1
+    assert "/train' has, too (2 of 5): 'spk/utt-4', 'spk/utt-5'; " in caplog.text
     brain.calls.clear()
-    assert len(brain.cache_features(numbered(4, 9), VALID, check=None)) == 5  # nothing is added
-    with pytest.raises(ConfigError, match=r"split 'train' of .*\(1 of 1\): 'spk/utt-3'"):
-        brain.cache_features(numbered(3, 9), VALID, check=None)
-    assert brain.calls == []
+    assert len(brain.cache_features(numbered(4, 9), VALID, check=None)) == 5
+    assert (brain.calls, caplog.text.count(told)) == ([], 1)  # nothing is added
 
 
 def test_104_a_storage_with_other_features_below_the_same_root_is_no_split(
@@ -354,8 +349,6 @@ def test_102_batches_without_ids_add_nothing_to_a_complete_cache_unasked(
         "utt-2",
         "utt-3",
     ]
-    with pytest.raises(ConfigError, match=r"'utt-3'.*shared=True"):
-        brain.cache_features([9, 3], VALID)
 
 
 def test_104_utterances_that_are_not_in_the_data_set_are_told(
@@ -483,11 +476,9 @@ def test_45_padding_that_was_left_in_is_warned_of(storage: FeatureStorage) -> No
     brain, batches = make_brain(storage, Uncut), {"batch_size": 4}
     with pytest.warns(UserWarning, match=r"'spk/utt-0' have \d+ frames of feature 'ssl'.*unpad"):
         brain.cache_features(make_dataset(8), loader_kwargs=batches, check=None)
-    brain.cache_features(
-        make_dataset(8), VALID, shared=True, check=None
-    )  # one by one there is no padding
+    brain.cache_features(make_dataset(8), VALID, check=None)  # one by one there is no padding
     cut = make_brain(storage)
-    cut.cache_features(make_dataset(8), TEST, shared=True, loader_kwargs=batches, check=None)
+    cut.cache_features(make_dataset(8), TEST, loader_kwargs=batches, check=None)
 
 
 def test_95_a_class_that_cannot_compute_says_so(storage: FeatureStorage) -> None:

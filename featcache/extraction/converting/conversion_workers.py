@@ -13,8 +13,8 @@ from featcache._interval import Interval
 from featcache.errors import IncompleteError
 from featcache.extraction.converting.convert import Conversion, ConversionTask
 from featcache.extraction.outcomes import ProgressBar, TaskProgress
+from featcache.extraction.process_part import ProcessPart
 from featcache.extraction.run import make_run
-from featcache.extraction.workers.executor import ProcessPart
 from featcache.format.part import committed
 from featcache.workers.config import ParallelConfig
 from featcache.workers.pickling import pack, returned, unpack

@@ -279,9 +279,9 @@ class ConversionRun:
         raw = sum(raw_of(source, rows, features).values())
         if self._copies is not None:
             nbytes = int(self._copies.nbytes(source.rows_below(rows)).sum())
-            return Forecast(nbytes, raw, 0.0)
+            return Forecast(nbytes, 0.0)
         if raw < SMALL_BYTES:
-            return Forecast(raw, raw, 0.0)
+            return Forecast(raw, 0.0)
         return forecast(source, rows, features, sample_of(source, rows), self.writer.path)
 
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache._checks import whole_number
 from featcache.adoption.adopt import as_cache, foreign_source
-from featcache.declaration import Features, FeatureStorageConfig, by_name
+from featcache.declaration import Features, FeatureStorageConfig
 from featcache.errors import ConfigError, FeatureError, MissingDependencyError
 from featcache.extraction.converting.read_back import declared_as
-from featcache.extraction.environment import EnvironmentProvider
 from featcache.extraction.table_rows import TableRow, TableRows, table_of
 from featcache.interface import Ints, storage_dtype
 from featcache.reading.generation import Generation
@@ -174,7 +172,6 @@ class Forecast:
     """Sizes of a cache that is to be written."""
 
     nbytes: int  # on disk
-    raw: int  # of the arrays in the declared dtypes, before any codec
     seconds: float  # in one process
 
 
@@ -226,7 +223,7 @@ def forecast(
     trial: Trial = trial_of(sample.rows, features, directory)
     raw = raw_of(source, rows, features)
     read_s = sample.byte_s * float(source.nbytes(rows).sum())
-    return Forecast(trial.nbytes(len(rows), raw), sum(raw.values()), read_s + trial.seconds(raw))
+    return Forecast(trial.nbytes(len(rows), raw), read_s + trial.seconds(raw))
 
 
 def raw_of(
@@ -280,7 +277,6 @@ class Estimate:
         nbytes: of all files of the cache, as declared.
         hours: of one process, as declared.
         rows: each way to store each feature, as declared first.
-        uncertainty: a standard error of the frames, as a share; 0 where all lengths are known.
     """
 
     utterances: int
@@ -288,13 +284,11 @@ class Estimate:
     nbytes: int
     hours: float
     rows: tuple[StorageEstimate, ...]
-    uncertainty: float = 0.0
 
     def __repr__(self) -> str:
         frames = ", ".join(f"{count:,} of {name}" for name, count in self.frames.items())
-        about = f", give or take {self.uncertainty:.0%}" if self.uncertainty >= 0.005 else ""
         head = (
-            f"{self.utterances:,} utterances, frames: {frames}{about}\n"
+            f"{self.utterances:,} utterances, frames: {frames}\n"
             f"as declared: {said_bytes(self.nbytes)}, {said_hours(self.hours)} in one process"
         )
         table = [("feature", "backend", "codec", "dtype", "size", "time", "")]
@@ -323,13 +317,9 @@ def said_hours(hours: float) -> str:
 
 # `estimate`: bytes and hours of features before they are computed or converted.
 
-Declared = Mapping[str, FeatureStorageConfig]
-_Computes = EnvironmentProvider | Mapping[str, Any]
-_Stored = FeatureTable | CachePath
-
 
 def estimate(
-    source: FeatureTable | CachePath | EnvironmentProvider | Mapping[str, object],
+    source: FeatureTable | CachePath,
     features: Features | Iterable[str | FeatureStorageConfig] | None = None,
     *,
     utterances: int = TRIAL_UTTERANCES,
@@ -337,24 +327,21 @@ def estimate(
 ) -> Estimate:
     """Return bytes and hours of features by backend, codec and dtype, from a few utterances.
 
-    A sample of all lengths is read, or computed, and written for trial beside the system's
-    temporary files: as declared, and in each other way that can hold it. Bytes are those of all
-    files of the cache; raw ones are within 3 %, and those of codecs as far as the sample is like
-    the rest. Hours are those of one process on this machine and that disk: computing or reading,
-    then writing. For a `Brain` there is `FeatureCacheMixin.estimate_features`.
+    A sample of all lengths is read, and written for trial beside the system's temporary files: as
+    declared, and in each other way that can hold it. Bytes are those of all files of the cache; raw
+    ones are within 3 %, and those of codecs as far as the sample is like the rest. Hours are those
+    of one process on this machine and that disk: reading, then writing. What is still to be
+    computed is estimated by a cache of a part of it; a run shows its MB/s and the time left.
 
     Args:
-        source: a cache, its path or a view; or what would compute: an `EnvironmentProvider`, or an
-            environment as `featcache.extract` describes it, `{"dataset": ..., "compute_features":
-            ...}`. Where the data set shows lengths ("lengths", durations), frames are told by
-            them; else by the mean of the sample. A file or folder of features that others wrote is
+        source: a cache, its path or a view. A file or folder of features that others wrote is
             adopted for the while.
-        features: the declarations; of a cache also names, None: all as they are.
+        features: names of features, or declarations; None: all as they are.
         utterances: how many are tried; fewer where they are large, more where they are small.
         adopting: settings of `featcache.adopt` for a source that is no cache.
 
     Raises `ConfigError` where there is nothing to try, `AdoptionError` for what cannot be adopted;
-    otherwise what computing or writing raises.
+    otherwise what writing raises.
 
     >>> import numpy as np, tempfile, featcache
     >>> path = tempfile.mkdtemp()
@@ -366,11 +353,9 @@ def estimate(
     (3, {'f': 900}, 300000)
     """
     whole_number("utterances", utterances, 1)
-    if _computes(source):
-        return _of_environment(cast(_Computes, source), features, utterances)
-    foreign = foreign_source(cast(_Stored, source))
+    foreign = foreign_source(source)
     if foreign is None:
-        return _of_stored(cast(_Stored, source), features, utterances)
+        return _of_stored(source, features, utterances)
     with (
         tempfile.TemporaryDirectory(prefix=PREFIX) as beside,
         as_cache(foreign, Path(beside), adopting or {}, copies=False) as adopted,
@@ -379,7 +364,7 @@ def estimate(
 
 
 def _of_stored(
-    source: _Stored,
+    source: FeatureTable | CachePath,
     features: Features | Iterable[str | FeatureStorageConfig] | None,
     utterances: int,
 ) -> Estimate:
@@ -387,65 +372,43 @@ def _of_stored(
     declared = declared_as(table, features)
     rows, everything = TableRows(table, tuple(declared)), np.arange(len(table))
     sample = sample_of(rows, everything, utterances)
-    frames = {name: int(table.lengths(name).sum()) for name in declared}
-    read_s = sample.byte_s * float(rows.nbytes(everything).sum())
-    return _estimated(
-        declared,
-        sample.rows,
-        _Whole(len(table), frames, lambda each: raw_of(rows, everything, each), read_s),
-    )
-
-
-@dataclass(frozen=True)
-class _Whole:
-    """All of what is estimated."""
-
-    utterances: int
-    frames: Mapping[str, int]
-    raw: Callable[[Declared], Mapping[str, float]]  # bytes before any codec
-    coming_s: float  # seconds until all arrays are there to be written
-    uncertainty: float = 0.0  # of the frames, as a share
-
-
-def _estimated(declared: Declared, sample: list[TableRow], whole: _Whole) -> Estimate:
-    together = trial_of(sample, declared)
-    raw = whole.raw(declared)
-    rows = [
+    whole = forecast(rows, everything, declared, sample)
+    alone = replace(sample, rows=[row._replace(annotations={}) for row in sample.rows])
+    tried = [
         each
         for feature in declared.values()
         for way in (feature, *_other_ways(feature))
-        if (each := _row(way, sample, whole, declared=way is feature)) is not None
+        if (each := _row(way, rows, alone, declared=way is feature)) is not None
     ]
+    frames = {name: int(table.lengths(name).sum()) for name in declared}
     return Estimate(
-        utterances=whole.utterances,
-        frames=dict(whole.frames),
-        nbytes=together.nbytes(whole.utterances, raw),
-        hours=(whole.coming_s + together.seconds(raw)) / 3600,
-        rows=tuple(rows),
-        uncertainty=whole.uncertainty,
+        utterances=len(table),
+        frames=frames,
+        nbytes=whole.nbytes,
+        hours=whole.seconds / 3600,
+        rows=tuple(tried),
     )
 
 
 def _row(
-    feature: FeatureStorageConfig, sample: list[TableRow], whole: _Whole, *, declared: bool
+    feature: FeatureStorageConfig, source: TableRows, sample: Sample, *, declared: bool
 ) -> StorageEstimate | None:
     """Try one way to store a feature; None for one that cannot hold it, or lacks its library."""
-    features = {feature.name: feature}
+    everything = np.arange(len(source.table))
     try:
-        trial = trial_of([row._replace(annotations={}) for row in sample], features)
+        coming = forecast(source, everything, {feature.name: feature}, sample)
         codec = feature.make_codec()
     except (FeatureError, ConfigError, MissingDependencyError):
         if declared:
             raise
         return None
-    raw = whole.raw(features)
     return StorageEstimate(
         feature.name,
         feature.backend,
         feature.codec,
         feature.dtype,
-        trial.nbytes(whole.utterances, raw),
-        (whole.coming_s + trial.seconds(raw)) / 3600,
+        coming.nbytes,
+        coming.seconds / 3600,
         declared=declared,
         lossless=codec is None or codec.lossless,
     )
@@ -465,37 +428,3 @@ def _other_ways(feature: FeatureStorageConfig) -> Iterator[FeatureStorageConfig]
                     yield FeatureStorageConfig.from_json({**content, **way})
                 except (ConfigError, MissingDependencyError):  # it cannot hold this dtype
                     continue
-
-
-def _computes(source: object) -> bool:
-    stored = isinstance(source, FeatureTable)  # mappings, too
-    return isinstance(source, EnvironmentProvider | Mapping) and not stored
-
-
-def _of_environment(
-    source: _Computes,
-    features: Features | Iterable[str | FeatureStorageConfig] | None,
-    utterances: int,
-) -> Estimate:
-    from featcache.extraction.estimating.trial_computation import compute_sample
-
-    if features is None:
-        raise ConfigError("to estimate what is not computed yet, declare its features")
-    declared = by_name(cast(Features, features))
-    env = source.build_env_local() if isinstance(source, EnvironmentProvider) else source
-    computed = compute_sample(env, declared, utterances)
-
-    def raw(each: Declared) -> dict[str, float]:
-        return {
-            name: computed.numbers[name] * storage_dtype(one.dtype).itemsize
-            for name, one in each.items()
-        }
-
-    whole = _Whole(
-        computed.utterances,
-        {name: round(frames) for name, frames in computed.frames.items()},
-        raw,
-        computed.seconds,
-        computed.uncertainty,
-    )
-    return _estimated(declared, computed.rows, whole)

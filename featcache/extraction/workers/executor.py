@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -16,9 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featcache._closing import closed_after
 from featcache._interval import Interval
-from featcache.errors import ConfigError, IncompleteError
+from featcache.errors import ConfigError
 from featcache.extraction.computation import Computation
 from featcache.extraction.dataset_batches import (
     AS_THEY_ARE,
@@ -27,12 +24,14 @@ from featcache.extraction.dataset_batches import (
     wanted_batches,
 )
 from featcache.extraction.datasets import as_ids, named, visible_ids
-from featcache.extraction.destination import Destination
+from featcache.extraction.job import Build, Environment, OnWorkers
 from featcache.extraction.outcomes import Failure, Outcome, ProgressBar, TaskProgress
+from featcache.extraction.process_part import ProcessPart
 from featcache.extraction.run import (
     LARGEST_TASK,
     TASKS_PER_WORKER,
     Publish,
+    Run,
     check_lengths,
     cut,
     digest_of,
@@ -42,110 +41,18 @@ from featcache.extraction.run import (
 from featcache.extraction.while_filling import WhileFilling
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
-from featcache.staleness.watch import Watch
 from featcache.workers.attempts import Attempt
 from featcache.workers.config import ParallelConfig
 from featcache.workers.pickling import returned
 from featcache.writing.part_writer import PartWriter
 
 if TYPE_CHECKING:
-    from distributed import Client
-
-
-# One process's state in a run: its open part, and a lock that lets one task run at a time.
-
-
-class ProcessPart:
-    """The part of the cache that a process writes, task after task.
-
-    Attributes:
-        filling: compares what features are made with, before anything is committed.
-    """
-
-    def __init__(self) -> None:
-        self.filling: WhileFilling | None = None
-        self.stopping = False  # whether the current task is to end after its batch
-        # a worker may have several threads, its environment is made for one
-        self._one_at_a_time = threading.Lock()
-        self._writer: PartWriter | None = None
-
-    @contextlib.contextmanager
-    def attempt(self, directory: Path, number: int) -> Iterator[Attempt]:
-        """Begin an attempt at a task; commits its utterances before the attempt can be revoked.
-
-        Raises what `Attempt` raises, and `IncompleteError` if the run is stopped.
-        """
-        with self._one_at_a_time:
-            if self.stopping:
-                raise IncompleteError("the run has been stopped")
-            self._attempt = Attempt(directory, number)
-            with contextlib.closing(self._attempt), closed_after(self.commit):
-                yield self._attempt
-
-    def writer(self, open_part: Callable[[], PartWriter]) -> PartWriter:
-        """Return the writer of this process's part, which is noted with the attempt under way.
-
-        The first call opens it.
-        """
-        if self._writer is None:
-            self._writer = open_part()
-            if self.filling is not None:
-                filling = self.filling
-                self._writer.ask_before(commits=filling.vouch, seals=filling.may_seal)
-        if self._writer.part is not None:
-            self._attempt.note(self._writer.part)
-        self._writer.on_part = self._attempt.note
-        return self._writer
-
-    def finish(self) -> None:
-        """End the current task after its batch, and seal the part."""
-        self.stopping = True
-        with self._one_at_a_time:
-            try:
-                self._check(at_once=True)
-            finally:
-                writer, self._writer = self._writer, None
-                if writer is not None:
-                    writer.close()
-
-    def commit(self) -> None:
-        """Make durable what was written."""
-        self._check(at_once=False)
-        if self._writer is not None:
-            self._writer.commit()
-
-    def seal(self) -> None:
-        """Finish the files of what was written, so that it can be published."""
-        self._check(at_once=True)
-        if self._writer is not None:
-            self._writer.seal()
-            self._writer.published()  # from now on that is not ours to remove
-
-    def _check(self, *, at_once: bool) -> None:
-        """Raise `StaleCacheError`, without what is in doubt, if features were of two states."""
-        if self.filling is None:
-            return
-        try:
-            self.filling.check(self._drop, at_once=at_once)
-        finally:
-            in_doubt = self.filling.is_in_doubt or self.filling.is_undecided
-            if in_doubt and self._writer is not None:
-                self._writer.leave()
-                self._writer = None
-
-    def _drop(self) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.published()
-            writer.abort()
+    pass
 
 
 # `TaskRunner`: computes tasks in a worker process, which all add to one part of the cache.
 
 REPORT_EVERY_S = 1.0
-Environment = Mapping[str, Any]
-# makes an environment, and what begins to compare what features are made with, if anything does
-Build = Callable[[], tuple[Environment, Callable[[], Watch] | None]]
 
 
 @dataclass(frozen=True)
@@ -169,7 +76,7 @@ class TaskRunner:
     def __init__(self, settings: RunSettings, build: Build) -> None:
         self.settings = settings
         self._build = build
-        self._env: Environment | None = None
+        self._built: tuple[Environment, WhileFilling | None] | None = None
         self.part = ProcessPart()
         self._sealing = Interval(settings.seal_every_s)
 
@@ -184,7 +91,9 @@ class TaskRunner:
         with self.part.attempt(self.settings.directory, number) as attempt, torch.no_grad():
             return self._compute(number, task, attempt, report)
 
-    def _built(self) -> Environment:
+    def _environment(self) -> tuple[Environment, WhileFilling | None]:
+        if self._built is not None:
+            return self._built
         env, watch = self._build()
         env = checked_environment(env)
         if digest_of(env["ids"]) != self.settings.ids:
@@ -192,19 +101,18 @@ class TaskRunner:
                 "the dataset of this process has other ids than that of the driver, or another "
                 f"order; it has {len(env['ids'])} utterances; let each process build the same"
             )
-        if watch is not None:
-            self.part.filling = WhileFilling(self.settings.path, watch())
-        return env
+        filling = None if watch is None else WhileFilling(self.settings.path, watch())
+        self._built = env, filling
+        return self._built
 
     def _compute(
         self, number: int, task: Batches, attempt: Attempt, report: Callable[[TaskProgress], object]
     ) -> tuple[TaskProgress, list[Failure]]:
-        if self._env is None:
-            self._env = self._built()
-        settings, batches = self.settings, make_batches(self._env, task, self.settings.loading)
-        writer = self.part.writer(settings.open_part)
+        env, filling = self._environment()
+        settings, batches = self.settings, make_batches(env, task, self.settings.loading)
+        writer = self.part.writer(settings.open_part, filling)
         computation = Computation(
-            self._env["compute_features"],
+            env["compute_features"],
             batches,
             writer,
             skip_failures=settings.skip_failures,
@@ -212,7 +120,7 @@ class TaskRunner:
             retries=settings.retries,
             seed=settings.loading.seed,
             beside=settings.beside,
-            filling=self.part.filling,
+            filling=filling,
         )
         reporting = Interval(REPORT_EVERY_S)
         loaded = iter(batches)
@@ -320,95 +228,64 @@ def run_task(
     return returned(run)
 
 
-# `WorkersExecutor`: has an extraction computed by the workers of Dask.
+# Tasks of a run, planned here and computed by the workers of Dask.
 
 
-@dataclass
-class WorkersExecutor:
-    """Computes on workers.
+def compute_on_workers(
+    run: Run, workers: OnWorkers, missing: Ints, bar: ProgressBar, publish_if_due: Publish
+) -> Outcome:
+    """Plan tasks and have workers compute them; see `compute_here`."""
+    from featcache.extraction.workers.driver import Driver
+    from featcache.workers.workers import number_of_workers, workers_of
 
-    Args:
-        destination: the cache, with the ids of the dataset.
-        parallel: workers to be started, or a client, whose workers stay.
-        builder: makes the function that builds the environment of a worker.
-        loader_kwargs: arguments of a DataLoader.
-        retries: how often an utterance is tried again that fails, or that its worker dies of.
-        publish_every_s: how often workers seal their parts; None: at the end.
-        lengths: of all utterances: the longest come first; None keeps the dataset's order.
-        most_batches: a run ends after these.
-    """
-
-    destination: Destination
-    parallel: ParallelConfig | Client
-    builder: Callable[[], Build]
-    loader_kwargs: Mapping[str, Any]
-    retries: int
-    publish_every_s: float | None
-    lengths: Sequence[float] | None = None
-    most_batches: int | None = None
-
-    def __post_init__(self) -> None:
-        self._ids: Sequence[str] = self.destination.ids or ()
-        self.by_number, self.size = True, len(self._ids)
-
-    def learn_ids(self) -> Sequence[str] | None:
-        """Return the ids of the dataset, which shows them."""
-        return self._ids
-
-    def compute(self, missing: Ints | None, bar: ProgressBar, publish_if_due: Publish) -> Outcome:
-        """Plan tasks and have workers compute them; see `Executor`."""
-        from featcache.workers.workers import number_of_workers
-
-        wanted = np.arange(self.size) if missing is None else missing
-        lengths = None if self.lengths is None else check_lengths(self.lengths, self.size)
-        batches = self._batches(wanted, lengths)
-        computed = batches if self.most_batches is None else batches[: self.most_batches]
-        number = TASKS_PER_WORKER * number_of_workers(self.parallel)
-        tasks = cut(computed, lengths, max(number, len(wanted) // LARGEST_TASK))
-        if tasks:
-            # workers seal their own parts
-            self._work(tasks, bar, lambda: publish_if_due(lambda: None))
-        left_out = len(wanted) - len(batches.items)
-        return Outcome(left_out, stopped=len(computed) < len(batches))
-
-    def _batches(self, missing: Ints, lengths: NDArray[np.float64] | None) -> Batches:
-        order = longest_first(missing, lengths)
-        singly = self.destination.seed is not None
-        batches = wanted_batches(order, self.size, self.loader_kwargs, singly=singly)
-        times = np.bincount(batches.items, minlength=1)
-        if times.max() > 1:
-            raise ConfigError(
-                f"the given sampler asks for utterance {self._ids[int(times.argmax())]!r} "
-                f"{times.max()} times; once is enough"
-            )
-        return batches
-
-    def _work(self, tasks: Sequence[Batches], bar: ProgressBar, tend: Callable[[], None]) -> None:
-        from featcache.extraction.workers.driver import Driver
-        from featcache.workers.workers import workers_of
-
-        parallel, settings = self.parallel, self._settings()
+    ids, parallel, most = run.opened.ids or (), workers.parallel, run.options.most_batches
+    lengths = None if run.job.lengths is None else check_lengths(run.job.lengths, len(ids))
+    batches = _batches(run, ids, missing, lengths)
+    computed = batches if most is None else batches[:most]
+    number = TASKS_PER_WORKER * number_of_workers(parallel)
+    tasks = cut(computed, lengths, max(number, len(missing) // LARGEST_TASK))
+    if tasks:
+        settings = _settings(run)
         # ssh has as many workers as there are hosts
         if isinstance(parallel, ParallelConfig) and parallel.env != "ssh":
             parallel = dataclasses.replace(parallel, n_workers=min(parallel.n_workers, len(tasks)))
-        with workers_of(parallel, partial(_environment, settings, self.builder())) as workers:
-            Driver(workers, settings, self._ids, bar, tend).work(tasks)
+        with workers_of(parallel, partial(_environment, settings, workers.builder())) as started:
+            # workers seal their own parts
+            tend = partial(publish_if_due, lambda: None)
+            Driver(started, settings, ids, bar, tend).work(tasks)
+    left_out = len(missing) - len(batches.items)
+    return Outcome(left_out, stopped=len(computed) < len(batches))
 
-    def _settings(self) -> RunSettings:
-        """Return what the workers need to know."""
-        to = self.destination
-        path, directory = to.path.absolute(), make_run(to.path).absolute()
-        return RunSettings(
-            path=path,
-            open_part=partial(PartWriter, path, to.features, to.fingerprint),
-            directory=directory,
-            ids=digest_of(self._ids),
-            skip_failures=to.skip_failures,
-            retries=self.retries,
-            seal_every_s=self.publish_every_s,
-            loading=to.loading,
-            beside=to.beside,
+
+def _batches(
+    run: Run, ids: Sequence[str], missing: Ints, lengths: NDArray[np.float64] | None
+) -> Batches:
+    order, singly = longest_first(missing, lengths), run.opened.seed is not None
+    batches = wanted_batches(order, len(ids), run.job.loader_kwargs, singly=singly)
+    times = np.bincount(batches.items, minlength=1)
+    if times.max() > 1:
+        raise ConfigError(
+            f"the given sampler asks for utterance {ids[int(times.argmax())]!r} {times.max()} "
+            "times; once is enough"
         )
+    return batches
+
+
+def _settings(run: Run) -> RunSettings:
+    """Return what the workers need to know."""
+    to = run.destination
+    path = to.path.absolute()
+    return RunSettings(
+        path=path,
+        open_part=partial(PartWriter, path, to.features, run.opened.fingerprint),
+        directory=make_run(to.path).absolute(),
+        ids=digest_of(run.opened.ids or ()),
+        skip_failures=run.options.skips_failures,
+        retries=run.options.retries,
+        seal_every_s=run.options.publish_every_s,
+        loading=run.loading,
+        beside=to.beside,
+    )
 
 
 def _environment(settings: RunSettings, build: Build) -> dict[str, object]:

@@ -1,0 +1,100 @@
+"""`ProcessPart`: the part of a cache that one process writes, of one state of what computes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from featcache._closing import closed_after
+from featcache.errors import IncompleteError
+from featcache.extraction.while_filling import WhileFilling
+from featcache.workers.attempts import Attempt
+from featcache.writing.part_writer import PartWriter
+
+
+class ProcessPart:
+    """The part of the cache that a process writes, in one go or task after task."""
+
+    def __init__(self) -> None:
+        self._filling: WhileFilling | None = None
+        self._attempt: Attempt | None = None  # the last one
+        self.stopping = False  # whether the current task is to end after its batch
+        # a worker may have several threads, its environment is made for one
+        self._one_at_a_time = threading.Lock()
+        self._writer: PartWriter | None = None
+
+    @contextlib.contextmanager
+    def attempt(self, directory: Path, number: int) -> Iterator[Attempt]:
+        """Begin an attempt at a task; commits its utterances before the attempt can be revoked.
+
+        Raises what `Attempt` raises, and `IncompleteError` if the run is stopped.
+        """
+        with self._one_at_a_time:
+            if self.stopping:
+                raise IncompleteError("the run has been stopped")
+            self._attempt = attempt = Attempt(directory, number)
+            with contextlib.closing(attempt), closed_after(self.commit):
+                yield attempt
+
+    def writer(
+        self, open_part: Callable[[], PartWriter], filling: WhileFilling | None = None
+    ) -> PartWriter:
+        """Return the writer of this process's part, which is noted with the attempt under way.
+
+        The first call opens it. `filling` compares what features are made with, before anything is
+        committed.
+        """
+        self._filling = filling
+        if self._writer is None:
+            self._writer = open_part()
+            if filling is not None:
+                self._writer.ask_before(commits=filling.vouch, seals=filling.may_seal)
+        if self._attempt is not None:
+            if self._writer.part is not None:
+                self._attempt.note(self._writer.part)
+            self._writer.on_part = self._attempt.note
+        return self._writer
+
+    def finish(self) -> None:
+        """End the current task after its batch, and seal the part."""
+        self.stopping = True
+        with self._one_at_a_time:
+            try:
+                self._check(at_once=True)
+            finally:
+                writer, self._writer = self._writer, None
+                if writer is not None:
+                    writer.close()
+
+    def commit(self) -> None:
+        """Make durable what was written."""
+        self._check(at_once=False)
+        if self._writer is not None:
+            self._writer.commit()
+
+    def seal(self) -> None:
+        """Finish the files of what was written, so that it can be published."""
+        self._check(at_once=True)
+        if self._writer is not None:
+            self._writer.seal()
+            self._writer.published()  # from now on that is not ours to remove
+
+    def _check(self, *, at_once: bool) -> None:
+        """Raise `StaleCacheError`, without what is in doubt, if features were of two states."""
+        if self._filling is None:
+            return
+        try:
+            self._filling.check(self._drop, at_once=at_once)
+        finally:
+            in_doubt = self._filling.is_in_doubt or self._filling.is_undecided
+            if in_doubt and self._writer is not None:
+                self._writer.leave()
+                self._writer = None
+
+    def _drop(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.published()
+            writer.abort()
