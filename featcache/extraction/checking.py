@@ -20,7 +20,7 @@ from featcache._cached import cached_property
 from featcache.errors import CacheError, StaleCacheError
 from featcache.extraction.changed_inputs import ChangedInputs
 from featcache.extraction.datasets import IdNumbers
-from featcache.extraction.destination import Destination
+from featcache.extraction.destination import Destination, refusal_passed_over
 from featcache.extraction.job import Job, RunOptions
 from featcache.extraction.probing import (
     Computed,
@@ -38,6 +38,8 @@ from featcache.format.fingerprint import (
     ABSENT,
     RULES,
     Difference,
+    are_by_other_rules,
+    are_rules_alone,
     cache_fingerprint,
     canonical,
     differences,
@@ -173,9 +175,15 @@ _log = logging.getLogger("featcache")
 
 
 def may_be_accepted(changed: Sequence[Difference], comparison: Comparison | None) -> bool:
-    """Whether differences are ones of code and settings, and the probe computes the same."""
-    compared = comparison is not None and len(comparison.ids) > 0 and comparison.same_bits
-    return compared and are_code_or_settings(changed)
+    """Whether differences are ones of code and settings, and the probe computes the same.
+
+    The same to the bit; where other rules described the code, as nearly as where nothing differs.
+    """
+    if are_rules_alone(changed):
+        return True
+    if comparison is None or not comparison.ids or not are_code_or_settings(changed):
+        return False
+    return comparison.alike if are_by_other_rules(changed) else comparison.same_bits
 
 
 def are_code_or_settings(changed: Sequence[Difference]) -> bool:
@@ -310,8 +318,17 @@ class Checking:
         if random:
             self.fingerprint.setdefault("seed", seed)
             self.seed = seed
-        if not overwrite and (options.accept or self._code_grew()):
+        if overwrite:
+            return
+        if options.accept or self._code_grew():
             self._accept()
+        elif self._rules_differ():
+            with refusal_passed_over():
+                self._accept()
+                return
+            # one that nobody here may write to is read as what it was made from
+            made_from = read_manifest(destination.path).fingerprint
+            self.fingerprint = {key: made_from[key] for key in made_from if key != "features"}
 
     def admit(
         self, changed: Sequence[str], stored: Cache | CacheWriter, *, overwrite: bool = False
@@ -422,6 +439,11 @@ class Checking:
             raise self.explained(StaleCacheError(f"{text}{listed}\n{_CURE}"))
         self.admit((), cache)
         self.end(cache)
+
+    def _rules_differ(self) -> bool:
+        """Whether another version of featcache described what computes the same."""
+        changed = changed_fields(self._to, self.fingerprint)
+        return are_by_other_rules(changed) and may_be_accepted(changed, self._now.comparison)
 
     def _code_grew(self) -> bool:
         """Whether code alone changed with features that were added, and computes the same."""

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import rules_examples
 import torch
 from rules_examples import EXAMPLES, SCALE, kept
 
@@ -104,6 +107,76 @@ def test_an_utterance_to_compare_is_named(path: Path) -> None:
         featcache.through(path, EXAMPLES["of_module"]) as read,
     ):
         read("utt-9")
+
+
+class Provider(featcache.EnvironmentProvider):
+    """Computes an example for twenty ids, and counts."""
+
+    def __init__(self) -> None:
+        self.computed: list[str] = []
+
+    def build_env_local(self) -> dict[str, Any]:
+        ids = [f"utt-{number}" for number in range(20)]
+        return {"dataset": ids, "ids": ids, "compute_features": self.compute, "batch_size": 1}
+
+    def compute(self, ids: list[str]) -> list[dict[str, Any]]:
+        self.computed += ids
+        return [{"id": id, "x": rules_examples.of_module(id)} for id in ids]
+
+
+def extracted(path: Path) -> tuple[featcache.Cache, list[str]]:
+    provider = Provider()
+    features = [featcache.FeatureStorageConfig("x")]
+    path = featcache.extract(provider, path, features, progressbar=False).path
+    return featcache.open(path), provider.computed
+
+
+@pytest.fixture
+def extracted_by_older_rules(path: Path) -> Path:
+    """Extract by rules that do not look at a setting of a module."""
+    sections = Provenance.sections
+
+    def older(self: Provenance, given: Mapping[str, object]) -> dict[str, object]:
+        found: dict[str, Any] = sections(self, given)
+        del found[RULES]
+        settings = dict(found["modules"]["SCALE"]["settings"])
+        del settings["ctc_temperature"]
+        return {**found, "modules": {"SCALE": {**found["modules"]["SCALE"], "settings": settings}}}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Provenance, "sections", older)
+        extracted(path)
+    return path
+
+
+def test_an_extraction_goes_on_from_what_older_rules_described(
+    extracted_by_older_rules: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache, computed = extracted(extracted_by_older_rules)
+    assert len(cache) == 20
+    assert len(computed) <= 8  # the probe alone, twice where features may be random
+    assert "accepted fingerprint_rules: was (absent), now 1; modules.SCALE" in caplog.text
+    assert dict(cache.fingerprint)[RULES] == VERSION
+
+
+def test_an_extraction_is_refused_where_older_rules_hid_a_change(
+    extracted_by_older_rules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SCALE, "ctc_temperature", 3.0)
+    with pytest.raises(StaleCacheError, match=r"computed again"):
+        extracted(extracted_by_older_rules)
+
+
+def test_a_cache_made_by_older_rules_that_nobody_may_write_to_is_read_on(
+    extracted_by_older_rules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "not yours")
+
+    monkeypatch.setattr("featcache.extraction.checking.accept", refused)
+    cache, _ = extracted(extracted_by_older_rules)
+    assert len(cache) == 20
+    assert RULES not in dict(cache.fingerprint)
 
 
 @pytest.mark.parametrize("example", ["plain", "of_module"])
