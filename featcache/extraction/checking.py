@@ -106,6 +106,7 @@ def read_probe(cache: Path, *, building: bool) -> Probe | None:
 # "accepted" each change that was accepted later.
 
 MOST_LINES = 12  # of changed code that an error shows
+MOST_CHANGES = 8  # that an error names
 _CONTEXT = 1
 
 
@@ -146,6 +147,12 @@ class RunRecord:
     def changes(self) -> list[str]:
         """Return what has changed since the cache was made, the most telling first."""
         return changes(self.kept, self.now) if self.kept else []
+
+    def since(self) -> list[str]:
+        """Return a line that tells what has changed since the cache was made; none if nothing."""
+        changes = self.changes()
+        more = f"; and {len(changes) - MOST_CHANGES} more" if len(changes) > MOST_CHANGES else ""
+        return [f"changed since: {'; '.join(changes[:MOST_CHANGES])}{more}"] if changes else []
 
     def changed_code(self) -> list[str]:
         """Return the first lines of code that has changed, as `diff -u` prints them."""
@@ -264,7 +271,6 @@ def accept_changes(
 # On rank 0, in the process that drives the run, whoever computes the rest.
 
 PROBE = 4  # utterances
-MOST_CHANGES = 8  # that an error names
 _CURE = "overwrite it (overwrite=True), or give another directory"
 _told: set[str] = set()  # caches of which it was said that they cannot be checked
 
@@ -361,7 +367,7 @@ class Checking:
             return error
         unlike, _, cure = str(error).rpartition("\n")
         told = () if comparison is None else comparison.told()
-        lines = [unlike, *(f"  {line}" for line in told), *self._since()]
+        lines = [unlike, *(f"  {line}" for line in told), *self._record.since()]
         if may_be_accepted(changed, comparison):
             lines += [f"  {line}" for line in self._record.changed_code()]
             cure = f"{cure}; {OFFER}"
@@ -413,7 +419,8 @@ class Checking:
             for id, alone in self._alone():
                 if id in cache and id not in but:
                     compared += 1
-                    found += unlike_stored(cache, id, alone, spreads, near, declared)
+                    stored = {name: cache.read(id, name) for name in declared}
+                    found += unlike_stored(id, stored, alone, spreads, near, declared)
         if not found:
             return None
         return told(compared, found, cause_of(found, self._source, self._in_batch))
@@ -486,12 +493,7 @@ class Checking:
         listed = "".join(f"\n  {line}" for line in lines)
         cache = f"cache {str(self._to.path)!r}"
         text = f"{cache} was made from something else than there is now:{listed}"
-        return StaleCacheError("\n".join([text, *self._since(), _CURE]))
-
-    def _since(self) -> list[str]:
-        changes = self._record.changes()
-        more = f"; and {len(changes) - MOST_CHANGES} more" if len(changes) > MOST_CHANGES else ""
-        return [f"changed since: {'; '.join(changes[:MOST_CHANGES])}{more}"] if changes else []
+        return StaleCacheError("\n".join([text, *self._record.since(), _CURE]))
 
     def _is_complete(self) -> bool:
         try:

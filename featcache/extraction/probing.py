@@ -43,7 +43,6 @@ from featcache.staleness.probe import (
     unlike,
     worst,
 )
-from featcache.store import Cache
 
 # `ProbeSource`: loads utterances of a data set one by one, and computes them alone.
 
@@ -234,8 +233,8 @@ def spreads_of(utterances: Mapping[str, Probed], features: Sequence[str]) -> dic
 
 
 def unlike_stored(
-    cache: Cache,
     id: str,
+    stored: Mapping[str, object],
     alone: Probed,
     spreads: Mapping[str, float],
     tolerance: Tolerance,
@@ -246,9 +245,9 @@ def unlike_stored(
     The rounding of the declared dtype and the loss of the declared codec are no difference.
     """
     for name, config in declared.items():
-        stored, computed = as_rows(cache.read(id, name)), alone.features[name]
+        there, computed = as_rows(stored[name]), alone.features[name]
         slack = _loss(computed.array, config) if computed.array.dtype.kind == "f" else 0.0
-        found = unlike((id, name), computed, stored, spreads[name], tolerance, slack)
+        found = unlike((id, name), computed, there, spreads[name], tolerance, slack)
         if found is not None:
             yield found
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, cast
 from featcache._checks import directory
 from featcache.declaration import Features
 from featcache.errors import ConfigError
-from featcache.lazy.through import ReadThrough, plan_of
+from featcache.lazy.through import ReadThrough, check_of, plan_of
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -27,6 +27,7 @@ def cache(
     features: Features | None = None,
     fingerprint: Mapping[str, object] | None = None,
     accept: bool = False,
+    check: Literal["probe"] | None = "probe",
 ) -> Callable[[F], F]:
     """Decorate a function of an utterance id, or a SpeechBrain dynamic item: `through` its cache.
 
@@ -42,7 +43,8 @@ def cache(
         cache_filename: a cache of that name, less its suffix, within `cache_location`.
         compression: "gzip", or a level from 0 to 9, stores losslessly compressed HDF5; None: raw
             numbers. For anything else declare `features`.
-        features, fingerprint, accept: as of `featcache.through`.
+        features, fingerprint, accept, check: as of `featcache.through`; nothing is computed again
+            where `file_mode` is "r".
 
     >>> import tempfile, featcache
     >>> @featcache.cache(tempfile.mkdtemp())
@@ -56,6 +58,7 @@ def cache(
             f"file_mode is 'a' or 'r', not {file_mode!r}; to compute everything again remove the "
             "directory"
         )
+    checks = check_of(check)
     path = _path_of(cache_location, cache_filename)
     storage = _storage(compression)
     if storage and features is not None:
@@ -68,6 +71,7 @@ def cache(
         is_item = all(hasattr(item, name) for name in ("takes", "provides", "next_takes"))
         plan = plan_of(path, item.func if is_item else item, features, fingerprint)
         plan = replace(plan, storage=storage, read_only=file_mode == "r", accept=accept)
+        plan = replace(plan, check=checks)
         if not is_item:
             _check_first(item)
             return cast(F, ReadThrough(item, plan))

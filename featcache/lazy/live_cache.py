@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import (
@@ -16,7 +18,7 @@ from featcache.errors import (
     NotACacheError,
     StaleCacheError,
 )
-from featcache.extraction.checking import are_code_or_settings
+from featcache.extraction.checking import RunRecord, are_code_or_settings
 from featcache.extraction.destination import is_refused
 from featcache.format.feature_sets import set_of
 from featcache.format.files import reading
@@ -34,11 +36,69 @@ from featcache.interface import Array
 from featcache.lazy.arguments import Call
 from featcache.lazy.results import ONE, Features, Results, as_read_back
 from featcache.reading.generation import Generation
-from featcache.reading.opening import note_compared
+from featcache.reading.opening import joined_mapping, note_compared
 from featcache.reading.unpublished import Unpublished
 from featcache.writing.arrays import check_features
 from featcache.writing.part_writer import PartWriter
 from featcache.writing.session import accept
+
+if TYPE_CHECKING:
+    from featcache.staleness.provenance import Provenance
+    from featcache.staleness.watch import Watch
+
+
+# What results are made from.
+
+
+@dataclass(frozen=True)
+class MadeFrom:
+    """The fingerprint of results, found out when it is first asked for.
+
+    It is kept for this process: what computing leaves behind is no part of it.
+
+    Args:
+        find: finds what the results are made with; several where data sets compute otherwise.
+        given: what else they are made from.
+    """
+
+    find: Callable[[], Sequence[Provenance]]
+    given: Mapping[str, object]
+    _found: list[Watch] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __call__(self) -> Mapping[str, object]:
+        """Return it, as plain data."""
+        return self.watch().fingerprint
+
+    def watch(self) -> Watch:
+        """Return what compares the results' making with how it was."""
+        found = next(iter(self._found), None)  # another thread may clear them
+        if found is None:
+            from featcache.staleness.watch import Watch
+
+            found = Watch(self.find(), self.find, self.given)
+            self._found.append(found)
+        return found
+
+    def record(self, path: Path) -> RunRecord:
+        """Return the record of what the results are made with, of a cache and of now."""
+        return RunRecord(path, self._witnesses)
+
+    def _witnesses(self) -> Mapping[str, object]:
+        from featcache.staleness.witnesses import witnesses
+
+        found = [witnesses(each, each.extractor) for each in self.find()]
+        return joined_mapping({str(number): each for number, each in enumerate(found)})
+
+    def begin(self) -> None:
+        """Find it out anew if it has changed since; when a share begins."""
+        for found in [*self._found]:
+            with found.deciding():
+                if found.differences().lines:
+                    self._found.clear()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.find, self.given)
+
 
 # Caches that were made from something else than is declared now: told, and accepted if wanted.
 
@@ -58,16 +118,24 @@ def changed_since(
     return differences(manifest.fingerprint, canonical(expected))
 
 
+CURE = "remove it to compute everything again, or give another directory"
+
+
 def stale(
-    path: Path, manifest: Manifest, changed: Sequence[Difference], why: str = ""
+    path: Path,
+    manifest: Manifest,
+    changed: Sequence[Difference],
+    record: RunRecord,
+    why: str = "",
 ) -> StaleCacheError:
     """Return the error of a cache that differs from what is declared now."""
-    lines = "".join(f"\n  {line}" for line in changed)
-    cure = "remove it to compute everything again, or give another directory"
-    if not why and may_be_accepted(manifest, changed):
-        why = "if its results are the same, accept=True keeps the cache"
-    told = f"cache {str(path)!r} was made from something else than is declared now:{lines}\n{cure}"
-    return StaleCacheError(f"{told}; {why}" if why else told)
+    told = [*map(str, changed), *record.since()]
+    if may_be_accepted(manifest, changed):
+        told += record.changed_code()
+        why = why or "if its results are the same, accept=True keeps the cache"
+    lines = "".join(f"\n  {line}" for line in told)
+    text = f"cache {str(path)!r} was made from something else than is declared now:{lines}\n{CURE}"
+    return StaleCacheError(f"{text}; {why}" if why else text)
 
 
 def may_be_accepted(manifest: Manifest, changed: Sequence[Difference]) -> bool:
@@ -81,7 +149,7 @@ def accept_if_same(
     path: Path,
     names: Sequence[str],
     features: Features | None,
-    fingerprint: Callable[[], Mapping[str, object]],
+    made_from: MadeFrom,
     id: str,
     compute: Callable[[], object],
     *,
@@ -100,17 +168,18 @@ def accept_if_same(
         except (NotACacheError, FeatureSetsError):
             return
         manifest = generation.manifest
-        changed = changed_since(manifest, features, fingerprint())
+        changed = changed_since(manifest, features, made_from())
         if not (changed and manifest.rows and (is_asked or are_by_other_rules(changed))):
             return  # where it is another one, it is refused when it is opened
+        refused = partial(stale, place, manifest, changed, made_from.record(place))
         if not may_be_accepted(manifest, changed):
-            raise stale(place, manifest, changed, "accept=True is for code and settings alone")
+            raise refused("accept=True is for code and settings alone")
         results = manifest.fingerprint.get("results")
         if not are_rules_alone(changed):
-            results = _compared(place, generation, changed, id, compute()).to_json()
-    made_from = {**fingerprint(), **({} if results is None else {"results": results})}
+            results = _compared(generation, id, compute(), refused).to_json()
+    of_now = {**made_from(), **({} if results is None else {"results": results})}
     try:
-        accept(place, _declared(manifest), made_from, patience_s=_PATIENCE_S)
+        accept(place, _declared(manifest), of_now, patience_s=_PATIENCE_S)
     except OSError as error:
         if is_asked or not is_refused(error):
             raise
@@ -119,14 +188,13 @@ def accept_if_same(
 
 
 def _compared(
-    place: Path, generation: Generation, changed: Sequence[Difference], id: str, value: object
+    generation: Generation, id: str, value: object, refused: Callable[[str], StaleCacheError]
 ) -> Results:
     manifest, declared = generation.manifest, _declared(generation.manifest)
     row = generation.index.find(id)
     if row < 0:
         other = generation.index.id(0)
-        why = f"an utterance is compared, and {id!r} is not stored; read {other!r} first"
-        raise stale(place, manifest, changed, why)
+        raise refused(f"an utterance is compared, and {id!r} is not stored; read {other!r} first")
     content = manifest.fingerprint.get("results")
     results = Results.from_json(content, list(declared))
     if content is None:
@@ -137,8 +205,7 @@ def _compared(
         stored = generation.features[name].read(row)
         now = as_read_back(id, arrays[name], feature)
         if stored.shape != now.shape or stored.tobytes() != now.tobytes():
-            why = f"utterance {id!r}, feature {name!r}: computed now it is another one"
-            raise stale(place, manifest, changed, why)
+            raise refused(f"utterance {id!r}, feature {name!r}: computed now it is another one")
     return results
 
 
@@ -189,7 +256,7 @@ class LiveCache:
         path: Path,
         names: Sequence[str],
         features: Features | None,
-        fingerprint: Callable[[], Mapping[str, object]],
+        made_from: MadeFrom,
     ) -> Self | None:
         """Open a cache; None if there is none, or one without anything, made from something else.
 
@@ -208,11 +275,11 @@ class LiveCache:
             except NotACacheError:
                 return None
             manifest = generation.manifest
-            changed = changed_since(manifest, features, fingerprint())
+            changed = changed_since(manifest, features, made_from())
             if changed and not (manifest.rows or committed_builds(place)):
                 return None
         if not are_rules_alone(changed):
-            raise stale(place, manifest, changed)
+            raise stale(place, manifest, changed, made_from.record(place))
         note_compared(place, manifest)
         return cls(place, generation)
 

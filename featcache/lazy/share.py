@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import xxhash
 
@@ -39,8 +38,8 @@ from featcache.format.lock import WriterLock, holder_text, is_locked
 from featcache.format.manifest import FeatureSetsError
 from featcache.interface import Array
 from featcache.lazy.arguments import Call
-from featcache.lazy.live_cache import ABSENT, LiveCache
-from featcache.lazy.random_results import TwiceComputed
+from featcache.lazy.computed_again import StoredAgain, TwiceComputed
+from featcache.lazy.live_cache import ABSENT, CURE, LiveCache, MadeFrom
 from featcache.lazy.results import Results, as_read_back, declared_for, exactly_read_back
 from featcache.writing.arrays import ArrayLike, check_features, to_storage
 from featcache.writing.background import nothing
@@ -48,11 +47,6 @@ from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.part_writer import PartWriter
 from featcache.writing.session import publish_sealed
 from featcache.writing.sets import claim_directory
-
-if TYPE_CHECKING:
-    from featcache.staleness.provenance import Provenance
-    from featcache.staleness.watch import Watch
-
 
 # Claims on utterances that are being computed, so that no two processes compute the same one.
 #
@@ -212,46 +206,6 @@ _asked = _Asked()
 
 
 @dataclass(frozen=True)
-class MadeFrom:
-    """The fingerprint of results, found out when it is first asked for.
-
-    It is kept for this process: what computing leaves behind is no part of it.
-
-    Args:
-        find: finds what the results are made with; several where data sets compute otherwise.
-        given: what else they are made from.
-    """
-
-    find: Callable[[], Sequence[Provenance]]
-    given: Mapping[str, object]
-    _found: list[Watch] = field(default_factory=list, init=False, repr=False, compare=False)
-
-    def __call__(self) -> Mapping[str, object]:
-        """Return it, as plain data."""
-        return self.watch().fingerprint
-
-    def watch(self) -> Watch:
-        """Return what compares the results' making with how it was."""
-        found = next(iter(self._found), None)  # another thread may clear them
-        if found is None:
-            from featcache.staleness.watch import Watch
-
-            found = Watch(self.find(), self.find, self.given)
-            self._found.append(found)
-        return found
-
-    def begin(self) -> None:
-        """Find it out anew if it has changed since; when a share begins."""
-        for found in [*self._found]:
-            with found.deciding():
-                if found.differences().lines:
-                    self._found.clear()
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.find, self.given)
-
-
-@dataclass(frozen=True)
 class FillPlan:
     """The cache that is filled, and with what: the same in all processes."""
 
@@ -264,6 +218,7 @@ class FillPlan:
     read_only: bool = False
     accept: bool = False  # a change of code or settings, if an utterance comes out the same
     expected: Sequence[str] | None = None  # ids
+    check: bool = True  # whether stored results are computed again
 
     @property
     def known_names(self) -> Sequence[str]:
@@ -293,6 +248,8 @@ class Share:
         # interrupted, whose claim is still to be given up
         self._computing: dict[str, threading.Lock] = {}
         self._twice = TwiceComputed()
+        self._again = StoredAgain()
+        self._again.is_over = plan.read_only or not (plan.check and _is_first_worker())
         self._last_miss = 0.0
         self._closed = self._told_of_overwrite = False
         self.forget: Callable[[], object] = nothing
@@ -306,7 +263,7 @@ class Share:
     def published(self, id: str, entry: int) -> object:
         """Return a published result of arguments with this entry, as often as can be; `ABSENT`."""
         live = self._live
-        if live is None or self._part is not None:
+        if live is None or self._part is not None or not self._again.is_over:
             return ABSENT
         try:
             return live.read(id, entry)
@@ -321,11 +278,25 @@ class Share:
             except FeatureSetsError:  # of a cache that became a set: see `_look`
                 found = ABSENT
             if found is not ABSENT:
+                if not self._again.is_over:
+                    self._compare(call, found, self._live)
                 if self._part is not None and time.monotonic() - self._last_miss > IDLE_S:
                     self.publish()
                 return found
         found = self._unpublished(call)
         return self._missed(call) if found is ABSENT else found
+
+    def _compare(self, call: Call, found: object, live: LiveCache) -> None:
+        """Raise `StaleCacheError` if a stored result is another one now."""
+        self._again.compare(call, found, live)
+        if self._again.told:
+            since = self._plan.fingerprint.record(live.path).since()
+            lines = "\n  ".join([f"computed again, {self._again.told}", *since])
+            raise StaleCacheError(
+                f"cache {str(live.path)!r} was made from something else than there is now:\n  "
+                f"{lines}\n{CURE}"
+            )
+        self._filling.begin()  # what computing has left behind is harmless
 
     def publish(self, complete: bool | None = None, patience_s: float = LOCK_PATIENCE_S) -> bool:
         """Show readers all that is stored; False if another process is at it for too long."""
@@ -624,21 +595,32 @@ class Share:
             for name, feature in features.items():  # or there would be a cache that holds none
                 to_storage(id, first[name], feature)
             made_from = {**plan.fingerprint(), "results": results.to_json()}
+            record = plan.fingerprint.record(plan.path)
             live, until = self._live, time.monotonic() + PATIENCE_S
             while live is None:
                 try:
                     writer = CacheWriter(plan.path, features, made_from)
                     try:
+                        record.keep(writer)
                         writer.close(complete=False)
                     except BaseException as error:  # no `with`: an interrupt may come before it
                         close_after(error, partial(writer.close, complete=False))
                         raise
+                    self._again.is_over = True  # all that it holds is of now
                 except CacheLockedError:  # another one makes it
                     if time.monotonic() > until:
                         raise
                     time.sleep(_PAUSES_S[0])
                 live = self._look()
             return live
+
+
+def _is_first_worker() -> bool:
+    """Whether this is no worker of a DataLoader, or the first one."""
+    from torch.utils.data import get_worker_info
+
+    worker = get_worker_info()
+    return worker is None or worker.id == 0
 
 
 class _OwnPart:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast, overload
 
 from torch.utils.data import Dataset
 
@@ -23,8 +23,8 @@ from featcache.format.files import as_id, check_id
 from featcache.format.manifest import read_manifest
 from featcache.lazy.arguments import Arguments, Call
 from featcache.lazy.data_sets import MadeFromItems, check_item, ids_of_items
-from featcache.lazy.live_cache import ABSENT, accept_if_same
-from featcache.lazy.share import FillPlan, MadeFrom, Share
+from featcache.lazy.live_cache import ABSENT, MadeFrom, accept_if_same
+from featcache.lazy.share import FillPlan, Share
 from featcache.writing.background import close_at_exit
 
 if TYPE_CHECKING:
@@ -198,6 +198,7 @@ def through(
     features: Features | None = None,
     fingerprint: Mapping[str, object] | None = None,
     accept: bool = False,
+    check: Literal["probe"] | None = "probe",
 ) -> ReadThrough: ...
 @overload
 def through(
@@ -208,6 +209,7 @@ def through(
     fingerprint: Mapping[str, object] | None = None,
     ids: Sequence[str] | None = None,
     accept: bool = False,
+    check: Literal["probe"] | None = "probe",
 ) -> ReadThroughDataset: ...
 def through(
     cache: str | PathLike[str],
@@ -217,6 +219,7 @@ def through(
     fingerprint: Mapping[str, object] | None = None,
     ids: Sequence[str] | None = None,
     accept: bool = False,
+    check: Literal["probe"] | None = "probe",
 ) -> ReadThrough | ReadThroughDataset:
     """Return `compute` with a cache before it: what is there is read, the rest computed and stored.
 
@@ -239,6 +242,9 @@ def through(
         accept: keeps the cache after a change of code or settings, if the first utterance that is
             asked for, a stored one, comes out the same to the bit. So does it for an adopted cache,
             to which it adds what is missing.
+        check: "probe" computes the first stored result that a process reads again, and up to three
+            more while three seconds last; of a DataLoader's workers the first one does. One that
+            cannot be computed again is told in the log. None: nothing is.
 
     Arguments behind the id are compared by value with those that a stored result was computed
     with: numbers, texts, collections and dataclasses of these, short arrays of whole numbers. Of
@@ -251,7 +257,8 @@ def through(
     function that is random within the cache seeds itself by the id.
 
     Calls raise `StaleCacheError`, with the differences, if the cache was made by another function,
-    or by this one before it was changed, or for an id that was computed with other arguments;
+    or by this one before it was changed, for an id that was computed with other arguments, and for
+    a stored result that is another one now;
     `FeatureError` for a result that cannot be stored, or that is another one each time;
     `ComputeError` for a function that asks for the very result that it computes.
 
@@ -272,15 +279,23 @@ def through(
         )
     if callable(compute) and ids is None:
         plan = plan_of(cache, compute, features, fingerprint)
-        return ReadThrough(compute, replace(plan, accept=accept))
+        return ReadThrough(compute, replace(plan, accept=accept, check=check_of(check)))
     if not (hasattr(compute, "__getitem__") and hasattr(compute, "__len__")):
         raise ConfigError(
             "through needs a function of an utterance id, or a data set with items by number and a "
             f"length, not {compute!r:.80}"
         )
 
-    plan = replace(plan_of(cache, compute, features, fingerprint), accept=accept)
+    plan = plan_of(cache, compute, features, fingerprint)
+    plan = replace(plan, accept=accept, check=check_of(check))
     return ReadThroughDataset(cast("SizedItems", compute), plan, ids)
+
+
+def check_of(check: object) -> bool:
+    """Whether stored results are computed again; raises `ConfigError` for what is no answer."""
+    if check not in ("probe", None):
+        raise ConfigError(f"check is 'probe' or None, not {check!r}")
+    return check is not None
 
 
 def plan_of(

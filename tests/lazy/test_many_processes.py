@@ -126,7 +126,8 @@ def assert_holds(place: Path, count: int) -> None:
 def test_workers_that_leave_at_once_have_stored_all(tmp_path: Path, context: str) -> None:
     end(start(tmp_path, MAIN, context, 2, 200, 2))
     assert {*computed(tmp_path)} == {f"utt-{number}" for number in range(200)}
-    assert sum(computed(tmp_path).values()) <= 202  # the first one of each worker twice
+    # the first one of each worker twice; in the second epoch four by the first worker
+    assert sum(computed(tmp_path).values()) <= 206
     assert_holds(tmp_path, 200)
 
 
