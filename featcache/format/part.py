@@ -371,11 +371,24 @@ def as_known(parts: Iterable[SealedPart], manifest: Manifest) -> list[SealedPart
     return [replace(part, entry=entry_of(part.entry)) for part in parts]
 
 
-def that_count(parts: Iterable[SealedPart], manifest: Manifest) -> list[SealedPart]:
-    """Leave out of all sealed parts of a build those that others have taken the place of."""
-    listed = list(parts)
+def sealed_parts(parts: Iterable[SealedPart | None], manifest: Manifest) -> list[SealedPart]:
+    """Return those of all parts that are sealed, of the build that is being written, and count.
+
+    Others have taken the place of those that do not. With the tombstones and the stamps that the
+    manifest says they have.
+    """
+    listed = [
+        part
+        for part in parts
+        if part is not None and manifest.is_building(part.header.build, part.header.fingerprint)
+    ]
     replaced = {*manifest.replaced}.union(*(part.header.replaces for part in listed))
-    return [part for part in listed if part.entry.name not in replaced]
+    return as_known((part for part in listed if part.entry.name not in replaced), manifest)
+
+
+def sealed_in(cache: Path, manifest: Manifest) -> list[SealedPart]:
+    """Read the sealed parts of a cache, as `sealed_parts` has them."""
+    return sealed_parts((part for _, part in list_parts(cache)), manifest)
 
 
 def list_parts(cache: Path) -> Iterator[tuple[str, SealedPart | None]]:
@@ -480,7 +493,7 @@ def committed(cache: Path, parts: Iterable[str] | None = None) -> Iterator[str]:
             sealed.append(found)
         elif not found.header.replaces:  # or a copy, which counts once it is sealed
             open_.append(found)
-    for known in as_known(that_count(sealed, manifest), manifest):
+    for known in sealed_parts(sealed, manifest):
         yield from known.ids(cache)
     for left in open_:
         yield from (utterance.id for utterance in left.utterances)
