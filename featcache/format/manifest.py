@@ -11,7 +11,7 @@ import dataclasses
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -475,10 +475,9 @@ def with_needed(names: Iterable[str], needed: Mapping[str, bool]) -> tuple[str, 
     return tuple(sorted({*names} - {*needed} | now))
 
 
-def kept_manifests(cache: Path) -> Iterator[str]:
-    """Iterate over the names of the generations whose manifests are kept."""
-    for path in sorted((cache / MANIFESTS).glob("*.json")):
-        yield path.stem
+def kept_manifests(cache: Path) -> list[str]:
+    """List the names of the generations whose manifests are kept."""
+    return sorted(path.stem for path in (cache / MANIFESTS).glob("*.json"))
 
 
 def _nothing_there(cache: Path, file: str) -> str:

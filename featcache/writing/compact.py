@@ -177,7 +177,7 @@ def seal_adopted(
     rows = rows_of([index], [left_out])
     columns = itertools.chain(
         index_columns([index], rows, list(header.dims), index.stats),
-        container_columns([""], [index.containers]),
+        container_columns([""], [index.containers]).items(),
         _page_columns(known),
         *(stored_columns(each, annotations[each].take(rows.order)) for each in sorted(annotations)),
     )

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from featcache.container_files import sync_directory
 from featcache.errors import CacheError, CacheLockedError
+from featcache.format.feature_sets import cache_of_set
 from featcache.format.files import explained, remove_unfinished
 from featcache.format.fingerprint import fingerprint_digest
 from featcache.format.index import Index
@@ -76,8 +77,17 @@ class HeldCache:
         self.path = path
         self.made_from: Any = None
         self._lock = WriterLock(path, patience_s)
+        try:
+            outer = cache_of_set(path)
+            if outer is not None:  # who named the set may have been killed before that was durable
+                sync_directory(outer)
+            settle(path)
+        except BaseException:
+            self.release()
+            raise
         self._manifest: Manifest | None = None
         self._seen: tuple[int, ...] | None = None
+        self._kept: dict[str, Manifest] = {}  # this generation and the one before, by name
         self._sealed: dict[str, SealedPart] = {}
         self._durable: set[str] = set()  # names of parts that would survive a power cut
         self._index: tuple[str, Index] | None = None  # by the name of its file
@@ -128,9 +138,16 @@ class HeldCache:
     def write(self, manifest: Manifest, *, keep: bool = False, file: str = NAME) -> Manifest:
         """Write the manifest as `write_manifest` does, and return it as it stands there."""
         written = write_manifest(self.path, manifest, keep=keep, file=file)
+        if keep:
+            before = {name: each for name, each in self._kept.items() if name == written.previous}
+            self._kept = before | {written.name: written}
         if file == NAME:
             self.begin(written)
         return written
+
+    def kept(self, name: str) -> Manifest:
+        """Return the manifest of a generation that was kept under its name."""
+        return self._kept.get(name) or read_manifest(self.path, manifest_file(name))
 
     @property
     def building(self) -> Manifest:
@@ -149,7 +166,7 @@ class HeldCache:
 
     def list_parts(self) -> Iterator[tuple[str, SealedPart | None]]:
         """Iterate over the parts on disk by name, as `format.part.list_parts` does."""
-        for directory in list(part_directories(self.path)):
+        for directory in part_directories(self.path):
             name = directory.name
             known = self._sealed.get(name)
             if known is None or not (directory / SEAL).exists():
@@ -165,10 +182,11 @@ class HeldCache:
         would survive a power cut: a writer may have been killed after it sealed one, before the
         names in its directory were durable.
         """
-        parts = sealed_parts((part for _, part in self.list_parts()), self.manifest)
+        parts = sealed_parts([part for _, part in self.list_parts()], self.manifest)
         if durably:
+            known = self.published | self._durable
             for part in parts:
-                if part.entry.name not in self.published | self._durable:
+                if part.entry.name not in known:
                     sync_directory(self.path / part.directory)
                     self._durable.add(part.entry.name)
         return parts
@@ -207,7 +225,6 @@ def remove_superseded(held: HeldCache) -> None:
     was given up for the one that took its number. What a tag names stays.
     """
     cache, manifest = held.path, held.manifest
-    settle(cache)
     manifests = {name: cache / manifest_file(name) for name in kept_manifests(cache)}
     kept = {manifest.name, manifest.previous, *manifest.tags.values()}
     for name, file in (*stored_indexes(cache).items(), *manifests.items()):
@@ -217,14 +234,14 @@ def remove_superseded(held: HeldCache) -> None:
         remove_unfinished(directory)
     remove_unnamed(held)
     try:
-        tagged = [read_manifest(cache, manifest_file(name)) for name in {*manifest.tags.values()}]
+        tagged = [held.kept(name) for name in {*manifest.tags.values()}]
     except CacheError as error:
         _log.warning(
             "no part of %r is removed, since what a tag names is lost: %s", str(cache), error
         )
         return
     tagged_parts = {part.name for each in tagged for part in each.parts}
-    replaced = _replaced_for_good(cache, manifest) - tagged_parts
+    replaced = _replaced_for_good(held) - tagged_parts
     current = {fingerprint_digest(manifest.fingerprint), *manifest.accepted}
     for name, part in list(held.list_parts()):
         header = _header(cache, name) if part is None else part.header
@@ -238,13 +255,14 @@ def remove_superseded(held: HeldCache) -> None:
                 remove_part(directory)
 
 
-def _replaced_for_good(cache: Path, manifest: Manifest) -> set[str]:
+def _replaced_for_good(held: HeldCache) -> set[str]:
     """Return the parts that others have taken the place of, also for readers of the last one."""
+    manifest = held.manifest
     replaced = {*manifest.replaced}
     if not replaced or manifest.previous is None:
         return replaced
     try:
-        before = read_manifest(cache, manifest_file(manifest.previous))
+        before = held.kept(manifest.previous)
     except CacheError:  # whether its readers need them is not known
         return set()
     return replaced - {part.name for part in before.parts}
@@ -258,7 +276,7 @@ def remove_unnamed(held: HeldCache) -> None:
     cache, manifest = held.path, held.manifest
     try:
         kept = {manifest.previous, *manifest.tags.values()} - {None, manifest.name}
-        others = [read_manifest(cache, manifest_file(name)) for name in kept if name]
+        others = [held.kept(name) for name in kept if name]
     except CacheError:
         return  # what that names is not known, and may be needed
     all_ = [manifest, *others]

@@ -326,7 +326,7 @@ def _save_columns(
     rows = rows_of([index], [])
     columns = itertools.chain(
         index_columns([index], rows, names, stats),
-        container_columns([""], [containers]),
+        container_columns([""], [containers]).items(),
         [
             ("page_ends", ends_of([len(each) for each in pages.values()])),
             ("pages", np.concatenate([np.empty(0, np.uint64), *pages.values()])),

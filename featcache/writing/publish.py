@@ -420,7 +420,7 @@ def _containers(
     Those of adopted parts are compared when they are read.
     """
     prefixes = [f"{part.directory}/" if part.entry.adopted is None else "" for part in parts]
-    columns = dict(container_columns(prefixes, [index.containers for index in indexes]))
+    columns = container_columns(prefixes, [index.containers for index in indexes])
     containers = ContainerColumns(
         paths=Strings(columns["container_path_ends"], columns["container_path_bytes"]),
         sizes=columns["container_size"],

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
+from featcache.container_files import sync_directory
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import ClosedError, StaleCacheError
 from featcache.format.annotations import Values
@@ -67,6 +68,8 @@ class PartsUnderWay:
         become a feature set, or is gone.
         """
         with explained(self._cache, self.kept):
+            if self._held is None:  # who made it may have been killed before its names were durable
+                sync_directory(self._cache)
             part = OpenPart(self._cache, features, header)
             try:  # with the part's lock: whoever changes the cache from now on sees that
                 self._check_wanted(header)

@@ -79,7 +79,7 @@ class WriteSession:
                 start(self.held, content, overwrite)
                 note_compared(path, self.held.building)
                 _check_containers(self.held)
-                self.recover()
+                recover_parts(self.held, features)
                 self._publish_recovered()
                 self.parts = PartWriter(path, features, fingerprint, held=self.held)
             except BaseException:
@@ -327,12 +327,13 @@ def publish_sealed(
         expected: the ids that the cache is to hold in the end; None: nobody says.
         patience_s: seconds to wait for the lock.
     """
-    try:
-        held = HeldCache(cache, patience_s)
-    except CacheLockedError:
-        return False
-    with held, explained(cache, _kept):
-        _publish(held, complete, expected)
+    with explained(cache, _kept):
+        try:
+            held = HeldCache(cache, patience_s)
+        except CacheLockedError:
+            return False
+        with held:
+            _publish(held, complete, expected)
     return True
 
 

@@ -347,7 +347,6 @@ def write_together(cache: Path, after: Mapping[HeldCache, Manifest]) -> None:
     """
     pairs: dict[str, tuple[str, str]] = {}
     for held, manifest in after.items():
-        settle(held.path)
         before, file = held.manifest.write_id, NEXT if len(after) > 1 else NAME
         written = held.write(manifest, keep=True, file=file)
         pairs[held.path.name] = (before, written.write_id)

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from store_helpers import (
     FINGERPRINT,
     arrays_of,
     assert_holds,
     check_cache,
+    id_of,
     make_cache,
     oracle,
     two_features,
@@ -25,6 +27,7 @@ from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError
 from featcache.format import manifest
 from featcache.format.journal import NAME as JOURNAL
+from featcache.writing.part_writer import PartWriter
 
 
 class Failing:
@@ -129,6 +132,30 @@ def test_the_name_of_the_last_directory_that_was_there_is_made_durable(
         above = [tmp_path, *(tmp_path / each for each in ("exp", "exp/train", "exp/train/parts"))]
         needed = above[left.count("/") :]
         assert {*map(str, needed)} <= {*paths}
+
+
+def test_a_part_writer_makes_the_names_in_its_cache_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one who made the cache may have been killed before it came to that."""
+    make_cache(tmp_path, range(3))
+    paths = synced(monkeypatch)
+    with PartWriter(tmp_path, two_features(), FINGERPRINT) as part:
+        part.write(id_of(3), arrays_of(3))
+        part.commit()
+        assert {str(tmp_path), str(tmp_path / "parts")} <= {*paths}
+
+
+def test_the_name_of_a_set_is_durable_before_anything_is_written_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one who named it in the outer manifest may have been killed before it came to that."""
+    for name in ("fbank", "units"):
+        with CacheWriter(tmp_path, [FeatureStorageConfig(name)]) as writer:
+            writer.write("utt-1", {name: np.zeros((3, 2), np.float32)})
+    paths = synced(monkeypatch)
+    CacheWriter(tmp_path, [FeatureStorageConfig("units")]).close()
+    assert paths[0] == str(tmp_path)
 
 
 def test_a_cache_of_one_utterance_syncs_what_it_needs_and_reads_no_manifest_again(
