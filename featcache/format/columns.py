@@ -20,12 +20,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from featcache._cached import cached_property
-from featcache.container_files import bytes_at, sync_file, write_all
+from featcache.container_files import bytes_at, sync_file, write_each
+from featcache.container_files.system import WRITTEN_AT_ONCE
 from featcache.errors import CorruptCacheError
 from featcache.format.files import (
     NOT_AS_WRITTEN,
     digest,
-    natural,
     newer,
     open_within,
     pack_json,
@@ -271,18 +271,22 @@ def save_columns(path: Path, columns: Iterable[tuple[str, NDArray[Any]]]) -> str
     """
     with path.open("xb", buffering=0) as file:
         named: dict[str, tuple[str, int, int, str]] = {}
-        end = 0
+        waiting: list[memoryview] = []  # small columns, to be written with few calls
+        end = written = 0
         for name, column in columns:
             data = np.ascontiguousarray(column, column.dtype.newbyteorder("<"))
             filling = bytes(-data.nbytes % ALIGNMENT)
             state = xxhash.xxh3_64()
-            for piece in (data.reshape(-1).view(np.uint8).data, filling):
+            for piece in (data.reshape(-1).view(np.uint8).data, memoryview(filling)):
                 state.update(piece)
-                write_all(file, piece)
+                waiting.append(piece)
             named[name] = (data.dtype.str, len(data), end, state.hexdigest())
             end += data.nbytes + len(filling)
+            if end - written >= WRITTEN_AT_ONCE:
+                write_each(file, waiting)
+                waiting, written = [], end
         footer = pack_json({"columns": named}) + end.to_bytes(8, "little")
-        write_all(file, footer)
+        write_each(file, [*waiting, memoryview(footer)])
         sync_file(file)
         size = os.fstat(file.fileno()).st_size
         if size != end + len(footer):
@@ -318,7 +322,7 @@ class ColumnFile:
                 raise self._damaged("its checksum does not match")
             self._columns = self._read_footer(footer)
             self._mapping: mmap.mmap | bytes | None = None
-            if mapped and self._size <= SMALL_BYTES:
+            if self._size <= SMALL_BYTES:
                 self._mapping = self._read(0, self._size)
             elif mapped:
                 with contextlib.suppress(OSError):  # too many mappings or open files: read it then
@@ -396,11 +400,11 @@ class ColumnFile:
             for name, (kind, length, offset, expected) in content["columns"].items():
                 if not DTYPE.fullmatch(kind):
                     raise newer(repr(str(self.path)), f"columns of {kind!r} such as {name!r}")
-                if natural(offset) != end:
-                    raise ValueError(f"column {name!r} begins at {offset}")
-                end = offset + natural(length) * np.dtype(kind).itemsize
+                if offset != end or type(length) is not int or length < 0:
+                    raise ValueError(f"column {name!r} has {length!r} values from {offset!r} on")
+                begin, end = end, end + length * np.dtype(kind).itemsize
                 end += -end % ALIGNMENT
-                columns[name] = (str(kind), length, offset, end, str(expected))
+                columns[name] = (str(kind), length, begin, end, str(expected))
             if end != self._end:
                 raise ValueError(f"columns end at {end}")
         except NOT_AS_WRITTEN as error:

@@ -191,26 +191,39 @@ def digest_file(path: Path) -> str:
 def make_directory(path: Path) -> None:
     """Make a directory and what is missing above it, durably.
 
-    All names above are synced, also those that were there: a writer that was killed may have made
-    them a moment ago. Directories above that may not be opened, or cannot be synced, are others'.
+    The name of each is durable before anything is put into it. So who is killed here leaves an
+    empty one last, and where one is found empty, its name is made durable, too. Directories above
+    that may not be opened, or cannot be synced, are others'.
     """
-    path.mkdir(parents=True, exist_ok=True)
-    for directory in path.parents:
+    if not path.exists():
+        make_directory(path.parent)
+    else:
         try:
-            sync_directory(directory)
-        except OSError as error:
-            if error.errno not in _UNSYNCABLE:
-                raise
+            with os.scandir(path) as inside:
+                if any(inside):
+                    return
+        except PermissionError:
+            return
+    path.mkdir(exist_ok=True)
+    try:
+        sync_directory(path.parent)
+    except OSError as error:
+        if error.errno not in _UNSYNCABLE:
+            raise
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a whole file by way of a temporary one; its neighbours are durable before it."""
+def write_durably(path: Path, data: bytes, *, alone: bool = False) -> None:
+    """Write a whole file by way of a temporary one; its neighbours are durable before it.
+
+    Not so with `alone`: what it names does not lie beside it.
+    """
     aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # of this writer alone
     try:
         with aside.open("xb", buffering=0) as file:
             write_all(file, data)
             sync_file(file)
-        sync_directory(path.parent)  # what the file names must not come after it
+        if not alone:  # what the file names must not come after it
+            sync_directory(path.parent)
         aside.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

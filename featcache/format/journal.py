@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
-from featcache.container_files import Extents, sync_directory, sync_file
+from featcache.container_files import Extents, sync_file
 from featcache.errors import CacheError, CorruptCacheError
 from featcache.format.annotations import NONE, Values, check_annotations, size_of
 from featcache.format.files import (
@@ -207,7 +207,10 @@ _HOLE = bytes(8)  # zeros where a sector never reached the disk
 
 
 class JournalWriter:
-    """Appends to a journal; nothing counts before `commit`."""
+    """Appends to a journal; nothing counts before `commit`.
+
+    Its name is for the caller to make durable, before the first `commit`.
+    """
 
     def __init__(self, directory: Path, header: Header) -> None:
         self._header = header
@@ -217,7 +220,6 @@ class JournalWriter:
         try:
             self._file.write(line_of(header=header))
             self._sync()
-            sync_directory(directory)
         except BaseException:
             self.close()
             raise
@@ -242,12 +244,12 @@ class JournalWriter:
             if full or len(self._waiting) >= LINE_UTTERANCES:
                 self._write_waiting()
 
-    def commit(self, stats: Mapping[str, FeatureStats]) -> None:
+    def commit(self, stats: Mapping[str, FeatureStats], *, durably: bool = True) -> None:
         """Make all notes count, durably, with the part's statistics up to here."""
         self.check_there()
         self._write_waiting()
         self._file.write(line_of(header=self._header, stats=stats))
-        self._sync()
+        self._sync() if durably else self._file.flush()
         self.check_there()
 
     def show(self) -> None:

@@ -11,8 +11,9 @@ import dataclasses
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 
@@ -45,6 +46,7 @@ from featcache.format.files import (
     within,
     write_durably,
 )
+from featcache.format.fingerprint import fingerprint_digest
 from featcache.registry import RAW
 
 # Entries of a manifest: parts and what changed of them, annotations, ids that are expected.
@@ -221,6 +223,25 @@ class FeatureSetsError(NotACacheError):
         self.names = names
 
 
+class BuildState(Enum):
+    """The build that writers add parts to: the one that readers see, or one that is to follow.
+
+    Transitions, each a method of `Manifest` that returns another one:
+
+    | | from | to | `building` | `building_fingerprint` | files and parts | `accepted` |
+    |---|---|---|---|---|---|---|
+    | `overwritten` | any | aside | one above all | the new one's | given up | stays |
+    | the same, made from the same | aside | aside | stays | stays | stay | stays |
+    | `begun_anew`, also to give up | any | current | `build` | the new one's | given up | stays |
+    | `accepting` | current | current | `build` | the accepted one's | stay | and the one before |
+    | the same | aside | current | `build` | the accepted one's | given up | and the one before |
+    | `published` | any | current | stays, as `build` | stays | published | of this `build` |
+    """
+
+    CURRENT = "current"
+    ASIDE = "aside"  # an overwrite, beside the generation that it is to take the place of
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """One generation of a cache."""
@@ -273,6 +294,59 @@ class Manifest:
         return same or fingerprint == self.building_fingerprint
 
     @property
+    def state(self) -> BuildState:
+        """State of the build that writers add parts to."""
+        return BuildState.ASIDE if self.building > self.build else BuildState.CURRENT
+
+    def overwritten(self, made_from: Mapping[str, Any]) -> Manifest:
+        """Begin an overwrite, or go on with the one that is made from the same."""
+        made_of = fingerprint_digest(made_from)
+        if self.state is BuildState.ASIDE and self.building_fingerprint == made_of:
+            return self
+        building = max(self.build, self.building) + 1
+        return replace(self._given_up(), building=building, building_fingerprint=made_of)
+
+    def begun_anew(self, made_from: Mapping[str, Any]) -> Manifest:
+        """Add to the build that readers see, where what it holds is made from this, or nothing."""
+        made_of = fingerprint_digest(made_from)
+        return replace(self._given_up(), fingerprint=made_from, building_fingerprint=made_of)
+
+    def accepting(self, made_from: Mapping[str, Any]) -> Manifest:
+        """Take what readers see for made from this, too; an overwrite is given up."""
+        manifest = self._given_up() if self.state is BuildState.ASIDE else self
+        return replace(
+            manifest,
+            fingerprint=made_from,
+            building_fingerprint=fingerprint_digest(made_from),
+            accepted=tuple(dict.fromkeys((*self.accepted, fingerprint_digest(self.fingerprint)))),
+        )
+
+    def published(self) -> Manifest:
+        """Show readers the build that writers add parts to, with the files that were kept for it.
+
+        Of an overwritten build, files of later versions of featcache stay.
+        """
+        aside, new = self.state is BuildState.ASIDE, self.building_files
+        gone = {*ROLES} if aside else {role_of(path) for path in new}
+        stay = {path: each for path, each in self.files.items() if role_of(path) not in gone}
+        accepted = () if aside else self.accepted
+        return replace(
+            self._given_up(),
+            build=self.building,
+            building=self.building,
+            files=stay | {**new},
+            accepted=accepted,
+        )
+
+    def _given_up(self) -> Manifest:
+        return replace(self, building=self.build, building_files={}, building_parts=())
+
+    def building_file(self, role: str) -> dict[str, str]:
+        """Return path and digest of the file of a role that the build has; one at most."""
+        published = self.files if self.state is BuildState.CURRENT else {}
+        return of_role(self.building_files, role) or of_role(published, role)
+
+    @property
     def is_collected(self) -> bool:
         """True if the checksums and statistics of all parts are there."""
         return all(part.is_collected for part in self.parts)
@@ -318,15 +392,16 @@ def write_manifest(
 ) -> Manifest:
     """Write `featcache.json`, or what is to follow it, and return it as it stands there.
 
-    All that it names must be durable already. With `keep`, it is also kept under its generation's
-    name.
+    All that it names must be durable already, but for names in the cache's own directory: these
+    are made so. With `keep`, it is also kept under its generation's name.
     """
-    manifest = dataclasses.replace(manifest, write_id=secrets.token_hex(8))
+    manifest = replace(manifest, write_id=secrets.token_hex(8))
     content = dataclasses.asdict(manifest, dict_factory=_without_empty)
     others = content.pop("others")
     data = pack_json({"format": "featcache", "version": FORMAT_VERSION} | content | others)
     if keep:
-        write_durably(cache / manifest_file(manifest.name), data)
+        (cache / MANIFESTS).mkdir(exist_ok=True)
+        write_durably(cache / manifest_file(manifest.name), data, alone=True)
     write_durably(cache / file, data)
     return manifest
 
@@ -400,10 +475,9 @@ def with_needed(names: Iterable[str], needed: Mapping[str, bool]) -> tuple[str, 
     return tuple(sorted({*names} - {*needed} | now))
 
 
-def kept_manifests(cache: Path) -> Iterator[str]:
-    """Iterate over the names of the generations whose manifests are kept."""
-    for path in sorted((cache / MANIFESTS).glob("*.json")):
-        yield path.stem
+def kept_manifests(cache: Path) -> list[str]:
+    """List the names of the generations whose manifests are kept."""
+    return sorted(path.stem for path in (cache / MANIFESTS).glob("*.json"))
 
 
 def _nothing_there(cache: Path, file: str) -> str:
@@ -558,6 +632,4 @@ def read_building_file(cache: Path, role: str) -> bytes | None:
 
     None if there is none. Raises `CorruptCacheError` as `Generation.file` does.
     """
-    manifest = read_manifest(cache)
-    published = manifest.files if manifest.building == manifest.build else {}
-    return read_kept(cache, of_role(manifest.building_files, role) or published, role)
+    return read_kept(cache, read_manifest(cache).building_file(role), role)

@@ -159,23 +159,25 @@ def annotation_columns(ids: Sequence[str], annotations: Sequence[Values], order:
         yield from stored_columns(name, AnnotationValues.of(values, kind))
 
 
-def container_columns(prefixes: Sequence[str], containers: Sequence[ContainerColumns]) -> Columns:
-    """Yield the columns of all parts' containers; `prefixes` lead from the cache to the parts."""
+def container_columns(
+    prefixes: Sequence[str], containers: Sequence[ContainerColumns]
+) -> dict[str, NDArray[Any]]:
+    """Return the columns of all parts' containers; `prefixes` lead from the cache to the parts."""
     pairs = zip(prefixes, containers, strict=True)
     paths = [prefix + path for prefix, each in pairs for path in each.paths]
-    yield from string_columns("container_path", Strings.of(paths))
-    yield "container_size", _joined([each.sizes for each in containers], np.int64)
-    yield "container_digest", _joined([each.digests for each in containers], np.uint8)
+    columns = dict(string_columns("container_path", Strings.of(paths)))
+    columns["container_size"] = _joined([each.sizes for each in containers], np.int64)
+    columns["container_digest"] = _joined([each.digests for each in containers], np.uint8)
     numbers = np.arange(len(containers), dtype=np.int32)
-    yield "container_part", np.repeat(numbers, [len(each) for each in containers])
+    columns["container_part"] = np.repeat(numbers, [len(each) for each in containers])
     if any(each.mtimes is not None for each in containers):
-        yield "container_mtime", _joined([_mtimes_of(each) for each in containers], np.int64)
+        columns["container_mtime"] = _joined([_mtimes_of(each) for each in containers], np.int64)
+    return columns
 
 
 def string_columns(name: str, strings: Strings) -> Columns:
-    """Yield a column of strings as the two that are stored."""
-    yield f"{name}_ends", strings.ends
-    yield f"{name}_bytes", strings.data
+    """Return a column of strings as the two that are stored."""
+    return iter([(f"{name}_ends", strings.ends), (f"{name}_bytes", strings.data)])
 
 
 def stats_columns(feature: str, stats: FeatureStats) -> Columns:
@@ -338,11 +340,24 @@ def as_known(parts: Iterable[SealedPart], manifest: Manifest) -> list[SealedPart
     return [replace(part, entry=entry_of(part.entry)) for part in parts]
 
 
-def that_count(parts: Iterable[SealedPart], manifest: Manifest) -> list[SealedPart]:
-    """Leave out of all sealed parts of a build those that others have taken the place of."""
-    listed = list(parts)
+def sealed_parts(parts: Iterable[SealedPart | None], manifest: Manifest) -> list[SealedPart]:
+    """Return those of all parts that are sealed, of the build that is being written, and count.
+
+    Others have taken the place of those that do not. With the tombstones and the stamps that the
+    manifest says they have.
+    """
+    listed = [
+        part
+        for part in parts
+        if part is not None and manifest.is_building(part.header.build, part.header.fingerprint)
+    ]
     replaced = {*manifest.replaced}.union(*(part.header.replaces for part in listed))
-    return [part for part in listed if part.entry.name not in replaced]
+    return as_known((part for part in listed if part.entry.name not in replaced), manifest)
+
+
+def sealed_in(cache: Path, manifest: Manifest) -> list[SealedPart]:
+    """Read the sealed parts of a cache, as `sealed_parts` has them."""
+    return sealed_parts((part for _, part in list_parts(cache)), manifest)
 
 
 def list_parts(cache: Path) -> Iterator[tuple[str, SealedPart | None]]:
@@ -351,15 +366,17 @@ def list_parts(cache: Path) -> Iterator[tuple[str, SealedPart | None]]:
         yield directory.name, read_part(cache, directory.name)
 
 
-def part_directories(cache: Path) -> Iterator[Path]:
-    """Iterate over the directories of parts, by name; any may be gone before it is looked at.
+def part_directories(cache: Path) -> list[Path]:
+    """List the directories of parts, by name; any may be gone before it is looked at.
 
     A part that is not sealed belongs to who writes it, who may remove it at any time.
     """
-    for path in entries(cache / PARTS):
+    return [
+        path
+        for path in entries(cache / PARTS)
         # anything else is not ours; what a link leads to is not, either
-        if PART_NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
-            yield path
+        if PART_NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
+    ]
 
 
 def entries(directory: Path) -> list[Path]:
@@ -447,7 +464,7 @@ def committed(cache: Path, parts: Iterable[str] | None = None) -> Iterator[str]:
             sealed.append(found)
         elif not found.header.replaces:  # or a copy, which counts once it is sealed
             open_.append(found)
-    for known in as_known(that_count(sealed, manifest), manifest):
+    for known in sealed_parts(sealed, manifest):
         yield from known.ids(cache)
     for left in open_:
         yield from (utterance.id for utterance in left.utterances)

@@ -26,8 +26,8 @@ from featcache.format.journal import Header
 from featcache.format.manifest import ADOPTED, Adopted, read_manifest
 from featcache.reading.containers import read_roots, write_root
 from featcache.writing.compact import seal_adopted
+from featcache.writing.held import HeldCache
 from featcache.writing.open_part import Declarations
-from featcache.writing.publish import sealed_parts
 from featcache.writing.session import WriteSession
 from featcache.writing.sets import directory_to_write
 
@@ -64,7 +64,7 @@ def publish_adopted(
         try:
             key = _key_of((directory, *(each for each, _ in stored_sets(cache))), source)
             write_root(directory, key, source.root)
-            header = _header_for(directory, found)
+            header = _header_for(session.held, found)
             seal_adopted(directory, header, Adopted(key, False), index, annotations)
             session.close(True, publish=True)
         finally:
@@ -91,15 +91,14 @@ def _key_of(caches: Iterable[Path], source: Source) -> str:
     )
 
 
-def _header_for(cache: Path, found: Found) -> Header:
+def _header_for(held: HeldCache, found: Found) -> Header:
     """Return the header of the part, which replaces what a killed run left sealed."""
-    manifest = read_manifest(cache)
     return Header(
-        build=manifest.building,
-        fingerprint=manifest.building_fingerprint,
+        build=held.manifest.building,
+        fingerprint=held.manifest.building_fingerprint,
         dims={name: feature.dims for name, feature in found.features.items()},
         block_rows=dict.fromkeys(found.features, 0),
-        replaces=tuple(part.entry.name for part in sealed_parts(cache, manifest)),
+        replaces=tuple(part.entry.name for part in held.sealed()),
     )
 
 

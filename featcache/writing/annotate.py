@@ -16,7 +16,6 @@ from typing import Any, Literal, Protocol, TextIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.container_files import sync_directory
 from featcache.errors import ConfigError, DuplicateIdError, FeatureError, KeyNotFoundError
 from featcache.format.annotations import (
     MOST_BYTES,
@@ -39,21 +38,19 @@ from featcache.format.columns import ColumnFile, save_columns
 from featcache.format.files import as_id, check_id, explained
 from featcache.format.index import Index, read_index
 from featcache.format.journal import read_journal
-from featcache.format.lock import WriterLock
 from featcache.format.manifest import (
     ANNOTATIONS,
     PARTS,
     AnnotationEntry,
     Manifest,
-    check_writable,
     index_file,
     new_generation_name,
-    read_manifest,
     with_needed,
 )
-from featcache.format.part import SealedPart, list_parts
+from featcache.format.part import SealedPart
 from featcache.interface import Ints
 from featcache.reading.verify import raise_damage
+from featcache.writing.held import HeldCache, held_to_edit
 from featcache.writing.publish import next_generation
 from featcache.writing.sets import write_together
 
@@ -391,42 +388,42 @@ def annotate(
         raise ConfigError(f"unknown is 'raise' or 'skip', not {unknown!r}")
     with ExitStack() as stack:
         places = [stack.enter_context(_locked(cache)) for cache in caches]
-        kinds = [_kinds(cache, before) for cache, before, _ in places]
+        kinds = [_kinds(held) for held, _ in places]
         known = {name: kind for each in kinds[::-1] for name, kind in each.items()}
-        features = {name for _, before, _ in places for name in before.features}
+        features = {name for held, _ in places for name in held.manifest.features}
         entries: Iterable[Entry] = entries_of(source, known)
         if len(places) == 1:
-            after = {caches[0]: _annotated(*places[0], entries, (known, features), unknown)}
+            after = {places[0][0]: _annotated(*places[0], entries, (known, features), unknown)}
         else:
             entries = list(entries)
             if unknown == "raise":
-                _refuse_strangers(path, [file for _, _, file in places], entries)
+                _refuse_strangers(path, [file for _, file in places], entries)
             after = {}
             for number, (place, mine) in enumerate(zip(places, kinds, strict=True)):
                 others = {*known}.difference(mine)
                 some = _of_names(entries, others, mine if number else None)
                 after[place[0]] = _annotated(*place, some, (mine, features), "skip")
-        changed = {cache: manifest for cache, manifest in after.items() if manifest is not None}
+        changed = {held: manifest for held, manifest in after.items() if manifest is not None}
         with explained(path, lambda: "the cache is as it was"):
             write_together(path, changed)
 
 
 @contextmanager
-def _locked(cache: Path) -> Iterator[tuple[Path, Manifest, ColumnFile]]:
+def _locked(cache: Path) -> Iterator[tuple[HeldCache, ColumnFile]]:
     """Hold the lock of a cache, with the generation that is current."""
-    with explained(cache, lambda: "the cache is as it was"), WriterLock(cache):
-        manifest = read_manifest(cache)
-        check_writable(cache, manifest)
-        with ColumnFile(cache, manifest.index, expected=manifest.index_digest) as file:
+    with held_to_edit(cache) as held:
+        index, digest = held.manifest.index, held.manifest.index_digest
+        with ColumnFile(cache, index, expected=digest) as file:
             raise_damage(file.damage())
-            yield cache, manifest, file
+            yield held, file
 
 
-def _kinds(cache: Path, manifest: Manifest) -> dict[str, str]:
+def _kinds(held: HeldCache) -> dict[str, str]:
     """Return the kinds of annotations, also of those that are committed and not yet published."""
+    cache, manifest = held.path, held.manifest
     kinds = {name: entry.kind for name, entry in manifest.annotations.items()}
     published = {entry.name for entry in manifest.parts}
-    for name, sealed in list_parts(cache):
+    for name, sealed in held.list_parts():
         part = None if name in published else sealed or read_journal(cache, f"{PARTS}/{name}")
         if part is None or not manifest.is_building(part.header.build, part.header.fingerprint):
             continue
@@ -465,8 +462,7 @@ def _refuse_strangers(cache: Path, files: Iterable[ColumnFile], entries: list[En
 
 
 def _annotated(
-    cache: Path,
-    before: Manifest,
+    held: HeldCache,
     file: ColumnFile,
     entries: Iterable[Entry],
     known: tuple[Mapping[str, str], Collection[str]],
@@ -477,6 +473,7 @@ def _annotated(
     Its index is durable, and the manifest yet to be written. None: nothing is said. `known` are the
     kinds of annotations that are there, and the names of the features.
     """
+    cache, before = held.path, held.manifest
     index = read_index(file, [])
     given, kinds = _given(cache, index, iter(entries), known, unknown)
     if not any(each.rows for each in given.values()):
@@ -499,7 +496,6 @@ def _annotated(
     generation = next_generation(cache, before)
     name = index_file(new_generation_name(generation))
     digest = save_columns(cache / name, columns())
-    sync_directory(cache)
     return replace(
         before,
         generation=generation,

@@ -38,11 +38,9 @@ from featcache.format.part import (
     SEAL,
     Columns,
     SealedPart,
-    as_known,
     container_columns,
     entries,
     index_columns,
-    list_parts,
     new_part_name,
     read_part,
     remove_part,
@@ -54,14 +52,9 @@ from featcache.writing import part_writer
 from featcache.writing.changes import Changes
 from featcache.writing.copies import CopySource, StoredArrays, copy_rows
 from featcache.writing.free_space import margin
+from featcache.writing.held import HeldCache
 from featcache.writing.open_part import Declarations
-from featcache.writing.publish import (
-    AnnotatedRows,
-    ExpectedIds,
-    merged_stats,
-    publish,
-    sealed_parts,
-)
+from featcache.writing.publish import AnnotatedRows, ExpectedIds, merged_stats, publish
 from featcache.writing.recover import still_written
 
 # Groups of small parts that become one, so that many appends leave few parts.
@@ -184,7 +177,7 @@ def seal_adopted(
     rows = rows_of([index], [left_out])
     columns = itertools.chain(
         index_columns([index], rows, list(header.dims), index.stats),
-        container_columns([""], [index.containers]),
+        container_columns([""], [index.containers]).items(),
         _page_columns(known),
         *(stored_columns(each, annotations[each].take(rows.order)) for each in sorted(annotations)),
     )
@@ -193,7 +186,6 @@ def seal_adopted(
     content |= {"adopted": dataclasses.asdict(adopted)}
     try:
         content["columns"] = save_columns(directory / COLUMNS, columns)
-        sync_directory(directory)
         write_durably(directory / SEAL, pack_json(content))
     except BaseException:
         if not (directory / SEAL).exists():  # or it counts
@@ -311,24 +303,22 @@ UNCHANGED = ExpectedIds(complete=False, unchanged=True)
 _log = logging.getLogger("featcache")
 
 
-def merge_small(cache: Path, features: Declarations, manifest: Manifest) -> Manifest:
-    """Make few parts of many small ones; return the manifest of then.
+def merge_small(held: HeldCache, features: Declarations) -> None:
+    """Make few parts of many small ones.
 
     Whatever was written is published before: where the parts must stay, the log says why.
     """
+    cache, manifest = held.path, held.manifest
     if len(manifest.parts) < FANOUT:
-        return manifest
-    parts = as_known(sealed_parts(cache, manifest), manifest)
+        return
     try:
-        for group in tiers(as_on_disk(cache, part) for part in parts):
+        for group in tiers(as_on_disk(cache, part) for part in held.sealed()):
             check_space(cache, group, manifest)
             rewrite(cache, features, manifest, [each.part for each in group])
     except (CorruptCacheError, StorageFullError) as error:
         _log.warning("small parts of %r stay as they are: %s", str(cache), error)
-    now = {part.entry.name for part in sealed_parts(cache, manifest)}
-    if now == {entry.name for entry in manifest.parts}:
-        return manifest
-    return publish(cache, manifest, UNCHANGED)
+    if not held.is_published():
+        publish(held, UNCHANGED)
 
 
 def refused_tags(cache: Path, manifest: Manifest, drop_tags: bool) -> Iterable[str]:
@@ -349,17 +339,16 @@ def refused_tags(cache: Path, manifest: Manifest, drop_tags: bool) -> Iterable[s
     return in_the_way
 
 
-def compact(cache: Path, features: Declarations, manifest: Manifest) -> Manifest:
-    """Rewrite what holds deleted utterances, and small parts; return the manifest of then.
+def compact(held: HeldCache, features: Declarations) -> None:
+    """Rewrite what holds deleted utterances, and small parts.
 
     The generation before goes, too, and tags that hold what was deleted; those of the generation
-    that is current name the new one, which holds the same. Only the holder of the cache's lock may
-    call this.
+    that is current name the new one, which holds the same.
     """
+    cache, manifest = held.path, held.manifest
     in_the_way = dict(_tags_that_hold(cache, manifest))
     current = [tag for tag, name in manifest.tags.items() if name == manifest.name]
-    parts = as_known(sealed_parts(cache, manifest), manifest)
-    groups = [*packed(what_counts(cache, part, list(features)) for part in parts)]
+    groups = [*packed(what_counts(cache, part, list(features)) for part in held.sealed())]
     copied = [each for each in itertools.chain(*groups) if not each.is_adopted]
     check_space(cache, copied, manifest)
     emptied = [each.part.entry.name for group in groups for each in group if not each.rows]
@@ -373,12 +362,11 @@ def compact(cache: Path, features: Declarations, manifest: Manifest) -> Manifest
     if groups or in_the_way or left or manifest.previous is not None:
         moved = current if _has_deleted(manifest) else ()
         changes = Changes(emptied=emptied, untagged=in_the_way, retagged=moved, alone=True)
-        manifest = publish(cache, manifest, UNCHANGED, changes)
-    _remove_given_up(cache, manifest)
+        publish(held, UNCHANGED, changes)
+    _remove_given_up(held)
     for directory in filter(Path.exists, (cache / PARTS, cache / MANIFESTS, cache)):
         sync_directory(directory)  # or a power cut might bring back what was removed
-    _check_gone(cache, manifest)
-    return manifest
+    _check_gone(held)
 
 
 def _tags_that_hold(cache: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -416,19 +404,20 @@ def _others(index: Index, current: Index) -> int:
     return int((~there).sum())
 
 
-def _remove_given_up(cache: Path, manifest: Manifest) -> None:
+def _remove_given_up(held: HeldCache) -> None:
     """Remove parts of overwrites that were given up."""
-    for name, part in list(list_parts(cache)):
-        if part is not None and part.header.build > manifest.build:
-            with WriterLock(cache / PARTS / name):
-                remove_part(cache / PARTS / name)
+    for name, part in list(held.list_parts()):
+        if part is not None and part.header.build > held.manifest.build:
+            with WriterLock(held.path / PARTS / name):
+                remove_part(held.path / PARTS / name)
 
 
-def _check_gone(cache: Path, manifest: Manifest) -> None:
+def _check_gone(held: HeldCache) -> None:
     """Raise `CacheError` if anything lies among the parts that no kept generation names.
 
     Parts that were begun meanwhile hold nothing that was deleted: those that live are told as such.
     """
+    cache, manifest = held.path, held.manifest
     found = entries(cache / PARTS)
     for part in (part for part in found if PART_NAME.fullmatch(part.name)):
         with contextlib.suppress(FileNotFoundError):  # its writer has removed it
@@ -436,7 +425,7 @@ def _check_gone(cache: Path, manifest: Manifest) -> None:
                 raise still_written(part)
     kept = [read_manifest(cache, manifest_file(name)) for name in {*manifest.tags.values()}]
     named = {entry.name for each in (manifest, *kept) for entry in each.parts}
-    named.update(part.entry.name for part in sealed_parts(cache, manifest))
+    named.update(part.entry.name for part in held.sealed())
     if left := [part.name for part in found if part.name not in named and _holds_anything(part)]:
         raise CacheError(
             f"cache {str(cache)!r} is compacted, but these directories in {PARTS!r} belong to no "

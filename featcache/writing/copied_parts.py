@@ -111,7 +111,7 @@ class PartCopies:
 
         Raises `CorruptCacheError` for an array that is not what was written; then nothing is left.
         """
-        build, _, _, _ = find_stored(self.cache, self.fingerprint)
+        build = find_stored(self.cache, self.fingerprint).build
         dims = {name: self.source.manifest.dims[name] for name in self.features}
         header = header_for(self.features, dims, build, self.fingerprint)
         source = CopySource(self._arrays(), _annotated(self.source), rows)

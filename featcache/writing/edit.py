@@ -36,11 +36,10 @@ from featcache.format.index import (
     page_count,
     pages_of,
 )
-from featcache.format.lock import WriterLock
 from featcache.format.manifest import (
     PARTS,
+    BuildState,
     Manifest,
-    check_writable,
     generation_number,
     manifest_file,
     of_role,
@@ -48,7 +47,7 @@ from featcache.format.manifest import (
     read_manifest,
     tags_of,
 )
-from featcache.format.part import SEAL, SealedPart, as_known
+from featcache.format.part import SEAL, SealedPart
 from featcache.interface import Ints
 from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Roots
 from featcache.reading.feature_arrays import OpenedPart
@@ -57,8 +56,9 @@ from featcache.stats import FeatureStats
 from featcache.writing.changes import Changes
 from featcache.writing.compact import UNCHANGED, live_rows, refused_tags, seal_again
 from featcache.writing.compact import compact as compact_parts
+from featcache.writing.held import HeldCache, held_to_edit
 from featcache.writing.open_part import Declarations
-from featcache.writing.publish import ExpectedIds, publish, sealed_parts
+from featcache.writing.publish import ExpectedIds, prepared, publish
 from featcache.writing.session import WriteSession
 from featcache.writing.sets import check_none_left, write_together
 
@@ -97,19 +97,13 @@ def _id_in(line: bytes) -> str | None:
 MOST_TOLD = 5
 
 
-def collect_parts(
-    cache: Path, features: Declarations, manifest: Manifest, roots: Roots
-) -> Manifest:
-    """Collect what is missing of adopted parts, and publish it; return the manifest of then.
-
-    Only the holder of the cache's lock may call this.
-    """
-    parts = as_known(sealed_parts(cache, manifest), manifest)
-    for part in parts:
+def collect_parts(held: HeldCache, features: Declarations, roots: Roots) -> None:
+    """Collect what is missing of adopted parts, and publish it."""
+    for part in held.sealed():
         if not part.entry.is_collected:
-            collected = _Collected(cache, part, features, manifest, roots)
-            seal_again(cache, part, manifest, collected.index(), collected.pages)
-    return publish(cache, manifest, UNCHANGED)
+            collected = _Collected(held.path, part, features, held.manifest, roots)
+            seal_again(held.path, part, held.manifest, collected.index(), collected.pages)
+    publish(held, UNCHANGED)
 
 
 class _Collected:
@@ -303,18 +297,17 @@ def delete(cache: Path, ids: Iterable[str], roots: Roots = NO_ROOTS) -> None:
                 f"of {len(listed)} utterances to delete, {len(missing)} are not in cache "
                 f"{str(cache)!r}: {told}{', ...' * (len(missing) > _MOST_TOLD)}; none was deleted"
             )
-        after: dict[Path, Manifest] = {}
+        after: dict[HeldCache, Manifest] = {}
         for session in sessions:
-            place, its = session.path, failed[session.path]
+            its = failed[session.path]
             mine = [id for id in listed if id in session.parts]
             if mine or not its.isdisjoint(listed):
-                manifest = read_manifest(place)
-                outcome = _without(manifest, its, listed)
-                probes = _probes(place, manifest, listed)
+                outcome = _without(session.held.manifest, its, listed)
+                probes = _probes(session.held, listed)
                 changes = Changes(deleted=mine, files=probes, roots=roots)
-                after[place] = session.without(outcome, changes)
-        for place in after:
-            forget_lines(place, listed)
+                after[session.held] = prepared(session.held, outcome, changes)
+        for held in after:
+            forget_lines(held.path, listed)
         with explained(cache, lambda: "nothing was deleted"):
             write_together(cache, after)
 
@@ -324,13 +317,13 @@ def compact(cache: Path, *, drop_tags: bool) -> None:
     directories = _directories(cache)
     with ExitStack() as stack:
         sessions = [stack.enter_context(_editing(directory)) for directory in directories]
-        manifests = {each.path: read_manifest(each.path) for each in sessions}
-        held = {tag for each in manifests.items() for tag in refused_tags(*each, drop_tags)}
-        if held and len(sessions) > 1:  # a version goes with all its sets
-            having = {each: manifests[each] for each in manifests if held & {*manifests[each].tags}}
-            write_together(cache, {each: _untagged(having[each], held) for each in having})
+        caches = [session.held for session in sessions]
+        tags = {tag for h in caches for tag in refused_tags(h.path, h.manifest, drop_tags)}
+        if tags and len(sessions) > 1:  # a version goes with all its sets
+            having = [held for held in caches if tags & {*held.manifest.tags}]
+            write_together(cache, {held: _untagged(held.manifest, tags) for held in having})
         for session in sessions:
-            compact_parts(session.path, session.features, read_manifest(session.path))
+            compact_parts(session.held, session.features)
     if cache not in directories:
         check_none_left(cache)
 
@@ -341,7 +334,7 @@ def collect(cache: Path, roots: Roots) -> None:
         for directory in _directories(cache):
             if not read_manifest(directory).is_collected:
                 session = stack.enter_context(_editing(directory))
-                collect_parts(directory, session.features, read_manifest(directory), roots)
+                collect_parts(session.held, session.features, roots)
 
 
 def tags(cache: Path) -> dict[str, int]:
@@ -361,16 +354,16 @@ def tag(cache: Path, name: str, generations: Collection[str]) -> None:
             f"none of the last two, not {name!r}"
         )
     with ExitStack() as stack:
-        places = {each: stack.enter_context(_locked(each)) for each in _directories(cache)}
+        places = [stack.enter_context(held_to_edit(each)) for each in _directories(cache)]
         tagged = {
-            place: generation
-            for place, manifest in places.items()
+            held: generation
+            for held in places
             for generation in generations
-            if generation == manifest.name or _is_whole(place, generation)
+            if generation == held.manifest.name or _is_whole(held.path, generation)
         }
-        for place, manifest in places.items():
-            known = manifest.tags.get(name)
-            if known not in (None, tagged.get(place)):
+        for held in places:
+            known = held.manifest.tags.get(name)
+            if known not in (None, tagged.get(held)):
                 raise ConfigError(
                     f"tag {name!r} of cache {str(cache)!r} names generation {known!r} already; "
                     "untag that first, or give another name"
@@ -381,9 +374,9 @@ def tag(cache: Path, name: str, generations: Collection[str]) -> None:
                 "the cache and tag the one that is"
             )
         given = {
-            place: replace(places[place], tags={**places[place].tags, name: generation})
-            for place, generation in tagged.items()
-            if name not in places[place].tags
+            held: replace(held.manifest, tags={**held.manifest.tags, name: generation})
+            for held, generation in tagged.items()
+            if name not in held.manifest.tags
         }
         write_together(cache, given)
 
@@ -391,14 +384,14 @@ def tag(cache: Path, name: str, generations: Collection[str]) -> None:
 def untag(cache: Path, name: str) -> None:
     """Take a name away from a generation, and remove what only that kept."""
     with ExitStack() as stack:
-        places = {each: stack.enter_context(_locked(each)) for each in _directories(cache)}
-        having = [place for place, manifest in places.items() if name in manifest.tags]
+        places = [stack.enter_context(held_to_edit(each)) for each in _directories(cache)]
+        having = [held for held in places if name in held.manifest.tags]
         if not having:
-            known = {tag for manifest in places.values() for tag in manifest.tags}
+            known = {tag for held in places for tag in held.manifest.tags}
             raise UnknownNameError(
                 f"cache {str(cache)!r} has no tag {name!r}; {nearest(name, sorted(known))}"
             )
-        write_together(cache, {place: _untagged(places[place], [name]) for place in having})
+        write_together(cache, {held: _untagged(held.manifest, [name]) for held in having})
 
 
 def _untagged(manifest: Manifest, names: Collection[str]) -> Manifest:
@@ -418,7 +411,7 @@ def _editing(cache: Path) -> Iterator[WriteSession]:
     """Write to a cache as it is declared."""
     with reading(cache):
         manifest = read_manifest(cache)
-    if manifest.building > manifest.build:
+    if manifest.state is BuildState.ASIDE:
         raise CacheError(
             f"cache {str(cache)!r} is being overwritten: finish that (overwrite=True, with what it "
             "is made from), or give it up by opening a CacheWriter without overwrite"
@@ -440,15 +433,6 @@ class _Owner:
     """An edit, which a session belongs to until it ends."""
 
 
-@contextmanager
-def _locked(cache: Path) -> Iterator[Manifest]:
-    """Hold a cache's lock for a change of its manifest alone."""
-    with explained(cache, lambda: "the cache is as it was"), WriterLock(cache):
-        manifest = read_manifest(cache)
-        check_writable(cache, manifest)
-        yield manifest
-
-
 def _is_whole(cache: Path, generation: str) -> bool:
     """Whether a generation's index and parts are there."""
     with suppress(CacheError):
@@ -468,13 +452,13 @@ def _without(manifest: Manifest, failed: Collection[str], ids: Collection[str]) 
     return ExpectedIds(complete=True, expected=tuple({*failed}.difference(ids)))
 
 
-def _probes(cache: Path, manifest: Manifest, ids: Collection[str]) -> list[str]:
+def _probes(held: HeldCache, ids: Collection[str]) -> list[str]:
     """Return the files of probes that may name one of some ids: their content is not known here."""
     found: list[str] = []
-    for files in (manifest.files, manifest.building_files):
+    for files in (held.manifest.files, held.manifest.building_files):
         data: bytes | None = None
         with suppress(CorruptCacheError):
-            data = read_kept(cache, files, "probe")
+            data = read_kept(held.path, files, "probe")
         if data is None or len(ids) > _MOST_LOOKED_FOR or any(map(_Names(data), ids)):
             found += of_role(files, "probe")
     return found

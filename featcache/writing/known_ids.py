@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from featcache.errors import DuplicateIdError, StaleCacheError
 from featcache.format.annotations import wider_kind
 from featcache.format.index import Hashes, Index, hash_of
-from featcache.format.part import as_known
+from featcache.format.manifest import BuildState
+from featcache.format.part import sealed_in
 from featcache.interface import Bytes, Ints
 from featcache.reading.generation import Generation
-from featcache.writing.publish import sealed_parts
+from featcache.writing.held import HeldCache
 
 # `HashFilter`: tells at once of nearly every new id that no part has it, be there a hundred.
 
@@ -169,34 +171,41 @@ def _hashes(stored: Iterable[StoredRows]) -> Iterator[Hashes]:
     return (each.index.hashes for each in stored)
 
 
-def find_stored(
-    cache: Path, fingerprint: str
-) -> tuple[int, Mapping[str, tuple[int, ...]], dict[str, str], list[StoredRows]]:
-    """Return the build that is being written, the frame shapes, and what of it is sealed.
+class Stored(NamedTuple):
+    """What of the build that is being written is sealed."""
 
-    Before the last the kinds of annotations, by name.
+    build: int
+    dims: Mapping[str, tuple[int, ...]]  # shapes of frames; none before there are any
+    kinds: dict[str, str]  # of annotations, by name
+    rows: list[StoredRows]
 
-    Raises `StaleCacheError` if it is made from something else than the digest `fingerprint` says.
+
+def find_stored(cache: Path, fingerprint: str, held: HeldCache | None = None) -> Stored:
+    """Return what is sealed, as the holder of the cache's lock knows it, or anybody sees it.
+
+    Raises `StaleCacheError` if the build that is being written is made from something else than the
+    digest `fingerprint` says.
     """
-    current = Generation.at(cache)
+    current = Generation.at(cache) if held is None else held
     manifest = current.manifest
     if fingerprint != manifest.building_fingerprint:
         raise StaleCacheError(
             f"cache {str(cache)!r} is being written with other declarations or another "
             "fingerprint than given here; give those of its CacheWriter"
         )
-    parts = as_known(sealed_parts(cache, manifest), manifest)
+    parts = sealed_in(cache, manifest) if held is None else held.sealed()
     published = {entry.name for entry in manifest.parts}
     if not published <= {part.entry.name for part in parts}:
         # they are of another build; or somebody removed one, to compute what it held again
         published = set()
     rest = [part for part in parts if part.entry.name not in published]
     stored = [StoredRows(part.index(cache, []), part.tombstones(cache)) for part in rest]
-    dims = parts[0].header.dims if parts else {}
     # annotations that were given to the cache outlive an overwrite of it
-    same = manifest.building == manifest.build
+    same = manifest.state is BuildState.CURRENT
     kinds = {name: e.kind for name, e in manifest.annotations.items() if same or e.carried}
     for each in stored:
         for name, kind in each.index.annotations.items():
             kinds[name] = wider_kind(kinds.get(name), kind) or kind
-    return manifest.building, dims, kinds, stored + [StoredRows(current.index)] * bool(published)
+    if published:
+        stored.append(StoredRows(current.index))
+    return Stored(manifest.building, parts[0].header.dims if parts else {}, kinds, stored)

@@ -246,7 +246,6 @@ def seal_directory(
         "header": header.to_json(),
         "columns": _save_columns(directory, rows, stats, pages),
     }
-    sync_directory(directory)
     write_durably(directory / SEAL, pack_json(told))
     sealed = read_part(cache, name)
     if sealed is None:
@@ -284,7 +283,7 @@ def _save_columns(
     in_order = rows_of([index], [])
     columns = itertools.chain(
         index_columns([index], in_order, [*index.features], stats),
-        container_columns([""], [containers]),
+        container_columns([""], [containers]).items(),
         [
             ("page_ends", ends_of([len(each) for each in pages.values()])),
             ("pages", np.concatenate([np.empty(0, np.uint64), *pages.values()])),
@@ -453,11 +452,16 @@ class OpenPart:
     def commit(self) -> int:
         """Make all that was appended durable; returns how many utterances are."""
         if self._committed < self._appended:
-            for _, _, container in self._containers:
-                container.flush()
+            self._flush()
+            if not self._committed:  # the names of the journal, and of directories of groups
+                sync_directory(self.directory)
             self._journal.commit(self.stats)
             self._committed = self._appended
         return self._committed
+
+    def _flush(self) -> None:
+        for _, _, container in self._containers:
+            container.flush()
 
     def show(self) -> None:
         """Show other processes what was appended, which is not durable yet."""
@@ -475,7 +479,9 @@ class OpenPart:
         if not len(self._rows):
             self.discard()
             return None
-        self.commit()
+        if self._committed < self._appended:  # for who is killed in here; the seal is durable
+            self._flush()
+            self._journal.commit(self.stats, durably=False)
         pages: dict[str, Pages] = {}
         while self._containers:
             prefix, _, container = self._containers[-1]
@@ -520,16 +526,18 @@ class OpenPart:
             self._containers.append((prefix, names, writer))
             if isinstance(writer, ChecksArrays):
                 self._checking.append((names, writer))
-            sync_directory(directory)
-        sync_directory(self.directory)
         close_before_libraries_end()
 
 
 def _new_directory(cache: Path, name: str | None, tries: int = 10) -> tuple[str, WriterLock]:
     """Make the directory of a part, and lock it."""
     given = name or new_part_name()
-    make_directory(cache / PARTS / given)
     try:
+        if (cache / PARTS).is_dir():  # which the first manifest of a cache made durable
+            (cache / PARTS / given).mkdir(exist_ok=True)
+            sync_directory(cache / PARTS)
+        else:
+            make_directory(cache / PARTS / given)
         return given, WriterLock(cache / PARTS / given)
     except (CacheLockedError, FileNotFoundError):
         # somebody who recovers found it still empty, and removes it

@@ -35,6 +35,7 @@ from featcache.writing.arrays import (
 )
 from featcache.writing.background import close_at_exit, nothing
 from featcache.writing.free_space import FreeSpace
+from featcache.writing.held import HeldCache
 from featcache.writing.known_ids import KnownIds, find_stored
 from featcache.writing.open_part import OpenPart
 from featcache.writing.queue import HandOver, PartsUnderWay
@@ -57,10 +58,16 @@ class PartWriter:
         path: the cache directory.
         features: the declarations, the same as the `CacheWriter`'s.
         fingerprint: what the features are made from, the same as the `CacheWriter`'s.
+        held: the cache in the hand of the `CacheWriter` that this is the part writer of.
     """
 
     def __init__(
-        self, path: str | Path, features: Features, fingerprint: Mapping[str, object] | None = None
+        self,
+        path: str | Path,
+        features: Features,
+        fingerprint: Mapping[str, object] | None = None,
+        *,
+        held: HeldCache | None = None,
     ) -> None:
         self.path = directory(path, "a cache").absolute()
         self.features = by_name(features)
@@ -69,15 +76,15 @@ class PartWriter:
         self._lock = threading.RLock()  # of the `CacheWriter` too, if it is of one
         self._fingerprint = fingerprint_digest(cache_fingerprint(self.features, fingerprint))
         with reading(self.path):
-            found = find_stored(self.path, self._fingerprint)
+            stored = find_stored(self.path, self._fingerprint, held)
             beside = features_beside(self.path)
-        self._build, self._dims, self._kinds, stored = found
+        self._held, self._build, self._dims, self._kinds = held, *stored[:3]
         self._names = beside.union(self.features)  # which no annotation has
-        self._known = KnownIds(self.path, stored)
+        self._known = KnownIds(self.path, stored.rows)
         self._memory = CopyMemory()
         self._first_shapes = FirstShapes(self.features)
         self._count = 0  # utterances that this writer took
-        rows = sum(len(each.index) for each in stored)
+        rows = sum(len(each.index) for each in stored.rows)
         self._space = FreeSpace(self.path, len(self.features), rows)
         # takes what is written; the thread that stores may be at the one before
         self._part: OpenPart | None = None
@@ -85,7 +92,7 @@ class PartWriter:
         # told the name of each part before anything is written to it
         self.on_part: Callable[[str], object] = lambda name: None
         self._may_seal: Callable[[], bool] = _yes
-        self._under_way = PartsUnderWay(self.path, self._known)
+        self._under_way = PartsUnderWay(self.path, self._known, held)
         self._thread = HandOver(self.path, self.features, self._memory, self._under_way)
         self.forget: Callable[[], object] = nothing
         try:
@@ -263,8 +270,8 @@ class PartWriter:
     def look_again(self) -> None:
         """Find out anew which utterances are stored: some were deleted since, and all is sealed."""
         with self.lock, reading(self.path):
-            _, _, _, stored = find_stored(self.path, self._fingerprint)
-            self._known.look_again(stored)
+            stored = find_stored(self.path, self._fingerprint, self._held)
+            self._known.look_again(stored.rows)
 
     def published(self) -> None:
         """Take note that what was sealed is published: `abort` leaves it alone from now on."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import logging
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +13,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from featcache._cached import cached_property
-from featcache.container_files import sync_directory
-from featcache.errors import CacheError, CacheLockedError, CorruptCacheError, FeatureError
+from featcache.errors import CorruptCacheError, FeatureError
 from featcache.format.annotations import (
     AnnotationValues,
     joined,
@@ -26,9 +22,8 @@ from featcache.format.annotations import (
     wider_kind,
 )
 from featcache.format.columns import DAMAGED, ColumnFile, Strings, are_equal, save_columns
-from featcache.format.files import make_directory, remove_unfinished
-from featcache.format.fingerprint import fingerprint_digest
 from featcache.format.index import (
+    ContainerColumns,
     Hashes,
     Index,
     are_below,
@@ -36,54 +31,36 @@ from featcache.format.index import (
     read_stats,
     read_strings,
 )
-from featcache.format.journal import Header, read_journal
-from featcache.format.lock import WriterLock
 from featcache.format.manifest import (
     ADOPTED,
     ANNOTATIONS,
-    INDEX,
-    KEPT_FILE,
-    MANIFESTS,
-    NAME,
     PARTS,
-    ROLES,
     STAMPS,
     AnnotationEntry,
+    BuildState,
     Expected,
     Manifest,
-    PartEntry,
     generation_number,
     index_file,
     kept_manifests,
-    manifest_file,
     new_generation_name,
-    read_manifest,
-    role_of,
-    settle,
     with_needed,
-    write_manifest,
 )
 from featcache.format.part import (
-    Columns,
     RowIds,
     SealedPart,
-    as_known,
     container_columns,
     doubled_rows,
-    entries,
     hashes_of,
     index_columns,
-    list_parts,
-    part_directories,
-    remove_part,
     rows_of,
     string_columns,
-    that_count,
 )
 from featcache.interface import Ints
 from featcache.reading.verify import container_damage, own_containers, raise_damage
 from featcache.stats import FeatureStats
 from featcache.writing.changes import Changes, with_changes, without_doubled
+from featcache.writing.held import HeldCache, remove_superseded, stored_indexes
 
 # The outcome of writing: which ids are expected, which of them failed, and what that comes to.
 
@@ -101,12 +78,10 @@ class ExpectedIds:
     forgotten: Collection[str] = ()  # ids that have failed no more
 
 
-def failed_ids(
-    cache: Path, before: Manifest, manifest: Manifest, outcome: ExpectedIds, stored: Stored
-) -> list[str]:
+def failed_ids(cache: Path, before: Manifest, outcome: ExpectedIds, stored: Stored) -> list[str]:
     """Return the ids that failed, now or earlier in this build, and are not stored, in order."""
     failed = set(outcome.failed)
-    if before.index and before.build == manifest.building:
+    if before.index and before.state is BuildState.CURRENT:
         with ColumnFile(cache, before.index, mapped=False, expected=before.index_digest) as file:
             failed |= set(read_strings(file, "failed"))
     failed.difference_update(outcome.forgotten)
@@ -371,172 +346,57 @@ def _are_ids(known: Strings, rows: Ints, ids: Strings, first: int) -> NDArray[np
     return same
 
 
-# Removes what no reader needs any more, once a newer generation is out.
-
-_log = logging.getLogger("featcache")
-_BESIDE = re.compile(r"(stamps|tombstones)-.*\.columns")
-
-
-def stored_indexes(cache: Path) -> dict[str, Path]:
-    """List the index files that lie in a cache, by the names of their generations."""
-    named = ((INDEX.fullmatch(entry.name), entry) for entry in cache.iterdir())
-    return {found[1]: entry for found, entry in named if found}
-
-
-def remove_superseded(cache: Path, manifest: Manifest) -> None:
-    """Remove what no reader of this generation or of the one before needs.
-
-    With it go the parts of lower builds, and those of an overwrite that was given up for the one
-    that took its number. What a tag names stays.
-    """
-    settle(cache)
-    sync_directory(cache)  # a killed writer may not have come to make its manifest durable
-    manifests = {name: cache / manifest_file(name) for name in kept_manifests(cache)}
-    kept = {manifest.name, manifest.previous, *manifest.tags.values()}
-    for name, file in (*stored_indexes(cache).items(), *manifests.items()):
-        if name not in kept and generation_number(name) < manifest.generation:
-            file.unlink(missing_ok=True)
-    for directory in (cache, cache / MANIFESTS):
-        remove_unfinished(directory)
-    remove_unnamed(cache, manifest)
-    try:
-        tagged = [read_manifest(cache, manifest_file(name)) for name in {*manifest.tags.values()}]
-    except CacheError as error:
-        _log.warning(
-            "no part of %r is removed, since what a tag names is lost: %s", str(cache), error
-        )
-        return
-    tagged_parts = {part.name for each in tagged for part in each.parts}
-    replaced = _replaced_for_good(cache, manifest) - tagged_parts
-    current = {fingerprint_digest(manifest.fingerprint), *manifest.accepted}
-    for name, part in list(list_parts(cache)):
-        header = _header(cache, name) if part is None else part.header
-        if header is None or header.build > manifest.build or name in tagged_parts:
-            continue
-        old = header.build < manifest.build or header.fingerprint not in current
-        if old or name in replaced:
-            # its writer, if it is locked, has lost its build and ends soon
-            directory, gone = cache / PARTS / name, (CacheLockedError, FileNotFoundError)
-            with contextlib.suppress(*gone), WriterLock(directory):
-                remove_part(directory)
-
-
-def _replaced_for_good(cache: Path, manifest: Manifest) -> set[str]:
-    """Return the parts that others have taken the place of, also for readers of the last one."""
-    replaced = {*manifest.replaced}
-    if not replaced or manifest.previous is None:
-        return replaced
-    try:
-        before = read_manifest(cache, manifest_file(manifest.previous))
-    except CacheError:  # whether its readers need them is not known
-        return set()
-    return replaced - {part.name for part in before.parts}
-
-
-def remove_unnamed(cache: Path, manifest: Manifest) -> None:
-    """Remove files of roles, stamps and tombstones that no manifest names which is kept.
-
-    They were superseded, or are those of a writer that died before it named them.
-    """
-    try:
-        kept = {manifest.previous, *manifest.tags.values()} - {None, manifest.name}
-        others = [read_manifest(cache, manifest_file(name)) for name in kept if name]
-    except CacheError:
-        return  # what that names is not known, and may be needed
-    all_ = [manifest, *others]
-    files = {path for each in all_ for path in (*each.files, *each.building_files)}
-    for entry in cache.iterdir():
-        if KEPT_FILE.fullmatch(entry.name) and entry.name not in files:
-            entry.unlink(missing_ok=True)
-    parts = [part for each in all_ for part in (*each.parts, *each.building_parts)]
-    beside = {(part.name, each.file) for part in parts for each in part.beside}
-    for file in (each for part in part_directories(cache) for each in entries(part)):
-        if _BESIDE.fullmatch(file.name) and (file.parent.name, file.name) not in beside:
-            file.unlink(missing_ok=True)
-
-
-def _header(cache: Path, name: str) -> Header | None:
-    """Return what an open part was started with; None if its journal is damaged or none."""
-    journal = read_journal(cache, f"{PARTS}/{name}")
-    return None if journal is None or journal.damaged else journal.header
-
-
 # Publishes a generation: the sealed parts become one index, then the manifest names it.
 
-KEPT = ("tags", "others")  # of the generation before
 _NO_CHANGES = Changes()
 
 
-def sealed_parts(cache: Path, manifest: Manifest) -> list[SealedPart]:
-    """List the sealed parts of the build that a manifest is building, in order of names.
+def publish(held: HeldCache, outcome: ExpectedIds, changes: Changes = _NO_CHANGES) -> None:
+    """Publish the sealed parts of the build that is being written.
 
-    Without those that others have taken the place of.
+    Parts of earlier builds are removed once the new one is out.
     """
-    of_build = (
-        part
-        for _, part in list_parts(cache)
-        if part is not None and manifest.is_building(part.header.build, part.header.fingerprint)
-    )
-    return that_count(of_build, manifest)
+    held.write(prepared(held, outcome, changes), keep=True)
+    remove_superseded(held)
 
 
-def publish(
-    cache: Path, manifest: Manifest, outcome: ExpectedIds, changes: Changes = _NO_CHANGES
-) -> Manifest:
-    """Publish the sealed parts of the build that `manifest` is building; return the new manifest.
-
-    Only the holder of the cache's lock may call this. Parts of earlier builds are removed once the
-    new one is out.
-    """
-    return write_generation(cache, prepared(cache, manifest, outcome, changes))
-
-
-def prepared(cache: Path, manifest: Manifest, outcome: ExpectedIds, changes: Changes) -> Manifest:
-    """Make all durable that a generation names, and return its manifest, which is not written.
-
-    What `manifest` says of the generation before is taken from the disk: an earlier publish may
-    have failed after its manifest was out.
-    """
-    before = read_manifest(cache) if (cache / NAME).exists() else manifest
+def prepared(held: HeldCache, outcome: ExpectedIds, changes: Changes) -> Manifest:
+    """Make all durable that a generation names, and return its manifest, which is not written."""
+    cache, before, manifest = held.path, held.manifest, held.building
     names = list(manifest.features)
-    parts = _known_parts(cache, sealed_parts(cache, manifest), before)
+    parts = held.sealed(durably=True)
     parts = with_changes(cache, parts, changes, manifest)
     indexes = [part.stamped_index(cache, names) for part in parts]
     _check_dims(parts, names)
     parts, rows = _without_doubled(cache, parts, indexes, manifest)
     stored = [(index, part.tombstones(cache)) for index, part in zip(indexes, parts, strict=True)]
-    failed = failed_ids(cache, before, manifest, outcome, stored)
+    failed = failed_ids(cache, before, outcome, stored)
     complete, expected = completeness(outcome, before, rows.ids, failed, stored)
     name = new_generation_name(next_generation(cache, before))
     annotations = GenerationAnnotations(cache, before, parts, indexes, rows)
-    stats = merged_stats(cache, parts, manifest)
-    columns = _columns(indexes, rows, parts, names, stats, failed)
-    columns = itertools.chain(columns, annotations.columns())
-    digest = _save_index(cache, index_file(name), columns, [part.entry for part in parts])
+    containers = _containers(cache, parts, indexes)
+    columns = itertools.chain(
+        index_columns(indexes, rows, names, merged_stats(cache, parts, manifest, indexes)),
+        containers.items(),
+        string_columns("failed", Strings.of(failed)),
+        annotations.columns(),
+    )
+    digest = save_columns(cache / index_file(name), columns)
     after = replace(
-        manifest,
+        manifest.published(),
         generation=generation_number(name),
         previous=None if changes.alone else before.name or None,
         index=index_file(name),
         index_digest=digest,
-        build=manifest.building,
         complete=complete,
         expected=expected,
         rows=len(rows.ids),
         dims=parts[0].header.dims if parts else {},
         parts=tuple(part.entry for part in parts),
-        replaced=_replaced(cache, before, changes),
-        **_kept(before, manifest.building) | _of_columns(before, indexes, annotations, parts),
+        replaced=_replaced(held, changes),
+        **_of_columns(before, indexes, annotations, parts),
     )
     return _without(after, changes)
-
-
-def write_generation(cache: Path, manifest: Manifest) -> Manifest:
-    """Show readers a generation that is durable, and remove those that it supersedes."""
-    make_directory(cache / MANIFESTS)
-    written = write_manifest(cache, manifest, keep=True)
-    remove_superseded(cache, written)
-    return written
 
 
 def _without_doubled(
@@ -552,49 +412,24 @@ def _without_doubled(
     return parts, rows
 
 
-def _columns(
-    indexes: Sequence[Index],
-    rows: RowIds,
-    parts: Sequence[SealedPart],
-    names: Sequence[str],
-    stats: Mapping[str, FeatureStats],
-    failed: Sequence[str],
-) -> Columns:
-    """Yield the columns of the joined index, but for those of annotations."""
-    yield from index_columns(indexes, rows, names, stats)
-    prefixes = [f"{part.directory}/" if part.entry.adopted is None else "" for part in parts]
-    yield from container_columns(prefixes, [index.containers for index in indexes])
-    yield from string_columns("failed", Strings.of(failed))
-
-
-def _save_index(
-    cache: Path,
-    name: str,
-    columns: Iterable[tuple[str, NDArray[Any]]],
-    parts: Sequence[PartEntry],
-) -> str:
-    """Write an index durably and return its digest; the containers that it names must be there.
+def _containers(
+    cache: Path, parts: Sequence[SealedPart], indexes: Sequence[Index]
+) -> dict[str, NDArray[Any]]:
+    """Return the columns of containers of all parts; those in the cache must be there.
 
     Those of adopted parts are compared when they are read.
     """
-    digest = save_columns(cache / name, columns)
-    with ColumnFile(cache, name, expected=digest) as file:
-        containers = read_index(file, []).containers
-        damage = container_damage(cache, containers, own_containers(containers, parts))
-        raise_damage(damage, "the cache is not published")
-    return digest
-
-
-def _known_parts(cache: Path, sealed: Sequence[SealedPart], before: Manifest) -> list[SealedPart]:
-    """Add tombstones and stamps to the parts that are known, and make new parts durable.
-
-    A new part's writer may have been killed after it sealed it, before the directory was synced.
-    """
-    known = {entry.name for entry in before.parts}
-    for part in sealed:
-        if part.entry.name not in known:
-            sync_directory(cache / part.directory)
-    return as_known(sealed, before)
+    prefixes = [f"{part.directory}/" if part.entry.adopted is None else "" for part in parts]
+    columns = container_columns(prefixes, [index.containers for index in indexes])
+    containers = ContainerColumns(
+        paths=Strings(columns["container_path_ends"], columns["container_path_bytes"]),
+        sizes=columns["container_size"],
+        digests=columns["container_digest"],
+        parts=columns["container_part"],
+    )
+    own = own_containers(containers, [part.entry for part in parts])
+    raise_damage(container_damage(cache, containers, own), "the cache is not published")
+    return columns
 
 
 def _check_dims(parts: Sequence[SealedPart], names: Sequence[str]) -> None:
@@ -608,11 +443,12 @@ def _check_dims(parts: Sequence[SealedPart], names: Sequence[str]) -> None:
 
 
 def merged_stats(
-    cache: Path, parts: Sequence[SealedPart], manifest: Manifest
+    cache: Path, parts: Sequence[SealedPart], manifest: Manifest, indexes: Sequence[Index] = ()
 ) -> dict[str, FeatureStats]:
     """Return the statistics of the rows that count of parts, by feature.
 
-    None while those of an adopted part are not collected.
+    None while those of an adopted part are not collected. `indexes` are those of the parts, where
+    they were read.
     """
     if not all(part.entry.is_collected for part in parts):
         return {}
@@ -621,22 +457,14 @@ def merged_stats(
         for name, feature in manifest.features.items()
         if feature["stats"]
     }
-    for part in parts:
-        with part.open_stats(cache) as file:
-            for name in merged:
-                merged[name] = merged[name].merge(read_stats(file, name))
+    for part, index in itertools.zip_longest(parts, indexes):
+        stats = {} if index is None or part.entry.tombstones else index.stats
+        if not merged.keys() <= stats.keys():
+            with part.open_stats(cache) as file:
+                stats = {name: read_stats(file, name) for name in merged}
+        for name in merged:
+            merged[name] = merged[name].merge(stats[name])
     return merged
-
-
-def _kept(before: Manifest, building: int) -> dict[str, Any]:
-    """Return the keys of a manifest that stay from the one before, or follow from its keys."""
-    return {
-        **{key: getattr(before, key) for key in KEPT},
-        "files": _files(before, building),
-        "building_files": {},
-        "building_parts": (),
-        "accepted": before.accepted if before.build == building else (),
-    }
 
 
 def _of_columns(
@@ -656,10 +484,10 @@ def _of_columns(
     }
 
 
-def _replaced(cache: Path, before: Manifest, changes: Changes) -> tuple[str, ...]:
+def _replaced(held: HeldCache, changes: Changes) -> tuple[str, ...]:
     """Return the names of parts on disk that count no more, though they are sealed."""
-    sealed = {name: part for name, part in list_parts(cache) if part is not None}
-    replaced = {*before.replaced, *changes.emptied}
+    sealed = {name: part for name, part in held.list_parts() if part is not None}
+    replaced = {*held.manifest.replaced, *changes.emptied}
     replaced = replaced.union(*(part.header.replaces for part in sealed.values()))
     return tuple(sorted(replaced & sealed.keys()))
 
@@ -670,14 +498,6 @@ def _without(manifest: Manifest, changes: Changes) -> Manifest:
     tags |= dict.fromkeys(changes.retagged, manifest.name)
     files = {path: each for path, each in manifest.files.items() if path not in changes.files}
     return replace(manifest, tags=tags, files=files)
-
-
-def _files(before: Manifest, building: int) -> dict[str, str]:
-    """Return the files that belong to a generation: those of its build, and of later versions."""
-    new = before.building_files
-    replaced = {role_of(path) for path in new} if before.build == building else {*ROLES}
-    stay = {path: each for path, each in before.files.items() if role_of(path) not in replaced}
-    return stay | {**new}
 
 
 def next_generation(cache: Path, before: Manifest) -> int:

@@ -14,18 +14,20 @@ from typing import TypeVar
 import numpy as np
 import xxhash
 
+from featcache.container_files import sync_directory
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import ClosedError, StaleCacheError
 from featcache.format.annotations import Values
 from featcache.format.files import explained, from_storage
 from featcache.format.index import Stamps
 from featcache.format.journal import Header
-from featcache.format.manifest import NAME, PARTS, read_manifest
+from featcache.format.manifest import NAME, PARTS, Manifest, read_manifest
 from featcache.format.part import remove_part
 from featcache.interface import Array, Bytes, EncodedArray
 from featcache.stats import FeatureStats
 from featcache.writing.arrays import BLOCK_BYTES, CopyMemory, Packed, Utterances
 from featcache.writing.background import Background, nothing
+from featcache.writing.held import HeldCache
 from featcache.writing.known_ids import KnownIds
 from featcache.writing.open_part import Declarations, OpenPart
 
@@ -40,14 +42,16 @@ class PartsUnderWay:
     Args:
         cache: the cache directory.
         known: told of the ids that are sealed.
+        held: the cache in the hand of the one that writes the parts; None: another holds it.
 
     Attributes:
         unsealed: open parts, oldest first, as the thread works them off.
         committed: how many utterances of the writer are durable.
     """
 
-    def __init__(self, cache: Path, known: KnownIds) -> None:
+    def __init__(self, cache: Path, known: KnownIds, held: HeldCache | None) -> None:
         self._cache = cache
+        self._held = held
         self._known = known
         self.unsealed: list[OpenPart] = []
         self._sealed: list[str] = []
@@ -65,6 +69,8 @@ class PartsUnderWay:
         become a feature set, or is gone.
         """
         with explained(self._cache, self.kept):
+            if self._held is None:  # who made it may have been killed before its names were durable
+                sync_directory(self._cache)
             part = OpenPart(self._cache, features, header)
             try:  # with the part's lock: whoever changes the cache from now on sees that
                 self._check_wanted(header)
@@ -75,11 +81,16 @@ class PartsUnderWay:
         return part
 
     def _check_wanted(self, header: Header) -> None:
-        if not read_manifest(self._cache).is_building(header.build, header.fingerprint):
+        if not self._manifest().is_building(header.build, header.fingerprint):
             raise StaleCacheError(
                 f"cache {str(self._cache)!r} is being overwritten, or was, since this writer was "
                 f"opened; open another one: {self.kept()}"
             )
+
+    def _manifest(self) -> Manifest:
+        if self._held is None or not (self._cache / NAME).exists():
+            return read_manifest(self._cache)
+        return self._held.manifest
 
     def commit(self) -> None:
         """Make what was stored durable."""
@@ -98,6 +109,8 @@ class PartsUnderWay:
         self.unsealed.remove(part)
         if sealed is not None:
             self._sealed.append(sealed.entry.name)
+            if self._held is not None:
+                self._held.take(sealed)
             self._sealed_rows += sealed.entry.rows
             self.committed = self._sealed_rows
             mapped = self._known.count <= MAPPED_PARTS
@@ -120,7 +133,7 @@ class PartsUnderWay:
             return
         # a publish may have failed, or been interrupted (Ctrl-C), after its manifest was out
         there = (self._cache / NAME).exists()
-        published = {entry.name for entry in read_manifest(self._cache).parts} if there else set()
+        published = {entry.name for entry in self._manifest().parts} if there else set()
         for name in self._sealed:
             if name not in published:
                 remove_part(self._cache / PARTS / name)

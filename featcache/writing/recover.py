@@ -41,6 +41,7 @@ from featcache.interface import Extent, FinishesFiles
 from featcache.reading.containers import Containers
 from featcache.writing.copies import CopySource, StoredArrays, copy_rows
 from featcache.writing.free_space import margin
+from featcache.writing.held import HeldCache
 from featcache.writing.open_part import (
     Declarations,
     PartRows,
@@ -148,15 +149,14 @@ DAMAGED = ".damaged"  # behind the name of a part that is set aside: nobody read
 _log = logging.getLogger("featcache")
 
 
-def recover_parts(
-    cache: Path, features: Declarations, manifest: Manifest, *, pass_live: bool = False
-) -> None:
-    """Seal what dead writers of the build that `manifest` is building had committed.
+def recover_parts(held: HeldCache, features: Declarations, *, pass_live: bool = False) -> None:
+    """Seal what dead writers of the build that is being written had committed.
 
     Their open parts are gone afterwards; parts of other builds stay as they are. Raises
     `CacheLockedError` if one of the writers still lives, unless these are to be passed over.
     """
-    for name, sealed in list(list_parts(cache)):
+    cache = held.path
+    for name, sealed in list(held.list_parts()):
         directory = cache / PARTS / name
         if sealed is not None:
             _finish_seal(directory)
@@ -173,7 +173,7 @@ def recover_parts(
         with lock:
             if read_part(cache, name) is None:
                 # where locks count for nothing, its writer may live, and go on
-                _recover(cache, name, features, manifest, in_place=not may_live(before))
+                _recover(cache, name, features, held.manifest, in_place=not may_live(before))
         if (directory / SEAL).exists():
             _finish_seal(directory)
 

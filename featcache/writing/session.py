@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from featcache.container_files import sync_directory
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CacheLockedError, StaleCacheError
 from featcache.format.files import create_durably, digest, explained
@@ -19,94 +20,35 @@ from featcache.format.fingerprint import (
     fingerprint_digest,
 )
 from featcache.format.index import StampColumns, Stamps
-from featcache.format.lock import WriterLock
 from featcache.format.manifest import (
     ADOPTED,
     NAME,
     PARTS,
+    BuildState,
     Manifest,
     check_writable,
     new_file,
-    of_role,
     read_manifest,
     role_of,
-    write_manifest,
 )
-from featcache.format.part import as_known, committed_builds
-from featcache.reading.generation import Generation
+from featcache.format.part import committed_builds, sealed_in
 from featcache.reading.opening import note_compared
 from featcache.reading.verify import container_damage, own_containers, raise_damage
 from featcache.writing.background import close_at_exit, nothing
 from featcache.writing.changes import Changes, find_tombstones, with_changes
 from featcache.writing.compact import UNCHANGED, merge_small
+from featcache.writing.held import HeldCache, held_to_edit, remove_superseded, remove_unnamed
 from featcache.writing.open_part import Declarations
 from featcache.writing.part_writer import PartWriter
-from featcache.writing.publish import (
-    ExpectedIds,
-    prepared,
-    publish,
-    remove_superseded,
-    remove_unnamed,
-    sealed_parts,
-)
+from featcache.writing.publish import ExpectedIds, publish
 from featcache.writing.recover import check_none_lives, recover_parts
 from featcache.writing.sets import claim_directory, clear_up, name_set
 
-# `BuildFiles`: the files of roles that are kept with a build while it is written.
-
-
-class BuildFiles:
-    """Keeps files for the holder of a cache's lock; the manifest on disk always names them.
-
-    Args:
-        cache: the cache directory, in which a manifest lies.
-
-    Attributes:
-        waiting: True while files wait for the build to be published.
-    """
-
-    def __init__(self, cache: Path) -> None:
-        self._cache = cache
-        self._kept: set[str] = set()  # by this writer, since the last publish
-        self.waiting = bool(read_manifest(cache).building_files)
-
-    def keep(self, role: str, data: bytes) -> None:
-        """Keep a file of a role, unless it is there as it is."""
-        before = read_manifest(self._cache)
-        published = before.files if before.building == before.build else {}
-        now = of_role(before.building_files, role) or of_role(published, role)
-        if digest(data) in now.values():
-            return
-        name = new_file(role)
-        create_durably(self._cache / name, data)
-        self._kept.add(name)
-        files = before.building_files.items()
-        others = {path: each for path, each in files if role_of(path) != role}
-        self._name(before, others | {name: digest(data)})
-
-    def drop(self) -> None:
-        """Remove those that were kept since the last publish."""
-        if self._kept:
-            before = read_manifest(self._cache)
-            files = before.building_files.items()
-            self._name(before, {path: each for path, each in files if path not in self._kept})
-
-    def published(self) -> None:
-        """Take note that all are published."""
-        self._kept.clear()
-        self.waiting = False
-
-    def _name(self, before: Manifest, files: Mapping[str, str]) -> None:
-        after = write_manifest(self._cache, replace(before, building_files=files))
-        self.waiting = bool(files)
-        remove_unnamed(self._cache, after)
-
-
-# A `CacheWriter`'s work from opening to publishing: the lock, the manifest, the parts.
+# A `CacheWriter`'s work from opening to publishing: the cache, held, and the parts.
 
 
 class WriteSession:
-    """Work of a `CacheWriter`: its lock, its manifest, its parts.
+    """Work of a `CacheWriter`: the cache, held, and what is written to it.
 
     The thread that stores knows the session, but not the writer that owns it: a writer that nobody
     closed can be dropped, and what it wrote is kept as after an error.
@@ -125,25 +67,23 @@ class WriteSession:
         self.expected: Sequence[str] | None = None
         self.failed: set[str] = set()
         self.stamps: dict[str, Stamps] = {}  # new ones of what is stored
+        self._kept_files: set[str] = set()  # since the last publish
         self._forget: Callable[[], object] = nothing
         with explained(path, _kept):
             content = cache_fingerprint(features, fingerprint)
             claim_directory(path)
-            self._lock = WriterLock(path)
+            self.held = HeldCache(path)
             try:
                 clear_up(path)
                 check_none_lives(path)  # before anything is begun anew: its rows would be lost
-                self._manifest = self._start(content, fingerprint_digest(content), overwrite)
-                note_compared(path, self._manifest)
-                # if the last writer died before it came to that
-                remove_superseded(path, read_manifest(path))
-                _check_containers(path)
-                self.recover()
+                start(self.held, content, overwrite)
+                note_compared(path, self.held.building)
+                _check_containers(self.held)
+                recover_parts(self.held, features)
                 self._publish_recovered()
-                self.files = BuildFiles(path)
-                self.parts = PartWriter(path, features, fingerprint)
+                self.parts = PartWriter(path, features, fingerprint, held=self.held)
             except BaseException:
-                self._lock.release()
+                self.held.release()
                 raise
             try:
                 what = f"the writer of {str(path)!r}"
@@ -156,22 +96,18 @@ class WriteSession:
     @property
     def is_aside(self) -> bool:
         """True while a cache that readers still see is built anew beside it."""
-        return self._manifest.building > self._manifest.build
+        return self.held.manifest.state is BuildState.ASIDE
 
     def publish(self, complete: bool) -> None:
         """Publish what is sealed, if that changes anything."""
         with explained(self.path, _kept):
+            manifest = self.held.manifest
             told = self.failed or self.expected is not None
-            told = told or bool(self.stamps or self.files.waiting)
-            if told or complete != self._manifest.complete or self._sealed() != self._published():
+            told = told or bool(self.stamps or manifest.building_files)
+            if told or complete != manifest.complete or not self.held.is_published():
                 self._publish(self._outcome(complete), Changes(self.stamps))
-            if self._manifest.complete:
+            if self.held.manifest.complete:
                 name_set(self.path)
-
-    def without(self, outcome: ExpectedIds, changes: Changes) -> Manifest:
-        """Delete utterances that are stored in sealed parts; the caller writes the manifest."""
-        with explained(self.path, _kept):
-            return prepared(self.path, self._manifest, outcome, changes)
 
     def delete(self, ids: Collection[str]) -> None:
         """Delete utterances that are stored in sealed parts, durably, and publish that.
@@ -180,11 +116,10 @@ class WriteSession:
         """
         with explained(self.path, _kept):
             if self.is_aside:
-                before = read_manifest(self.path)
-                parts = as_known(sealed_parts(self.path, self._manifest), before)
-                parts = with_changes(self.path, parts, Changes(deleted=ids), self._manifest)
+                parts, changes = self.held.sealed(), Changes(deleted=ids)
+                parts = with_changes(self.path, parts, changes, self.held.building)
                 deleted = tuple(part.entry for part in parts if part.entry.tombstones)
-                write_manifest(self.path, replace(before, building_parts=deleted))
+                self.held.write(replace(self.held.manifest, building_parts=deleted))
             else:
                 self._publish(self._outcome(complete=False), Changes(self.stamps, ids))
         for id in ids:
@@ -192,23 +127,37 @@ class WriteSession:
         self.parts.look_again()
 
     def keep_file(self, role: str, data: bytes) -> None:
-        """Keep a file of a role with the build that is being written."""
+        """Keep a file of a role with the build that is being written, unless it is there as it is.
+
+        The manifest on disk always names those that are kept.
+        """
+        before = self.held.manifest
+        if digest(data) in before.building_file(role).values():
+            return
         with explained(self.path, _kept):
-            self.files.keep(role, data)
+            name = new_file(role)
+            create_durably(self.path / name, data)
+            self._kept_files.add(name)
+            others = {p: each for p, each in before.building_files.items() if role_of(p) != role}
+            self._name_files(others | {name: digest(data)})
+
+    def _name_files(self, files: Mapping[str, str]) -> None:
+        self.held.write(replace(self.held.manifest, building_files=files))
+        remove_unnamed(self.held)
 
     def _outcome(self, complete: bool) -> ExpectedIds:
         return ExpectedIds(complete, self.expected, frozenset(self.failed))
 
     def _publish(self, outcome: ExpectedIds, changes: Changes) -> None:
-        self._manifest = publish(self.path, self._manifest, outcome, changes)
+        publish(self.held, outcome, changes)
         self.stamps = {}
-        self.files.published()
+        self._kept_files.clear()
         self.parts.published()
 
     def recover(self) -> None:
         """Seal what writers of parts that died had committed."""
         with explained(self.path, _kept):
-            recover_parts(self.path, self.features, self._manifest)
+            recover_parts(self.held, self.features)
 
     def close(self, complete: bool, *, publish: bool) -> None:
         """Seal what was written, publish it if wanted, and let go of the cache."""
@@ -218,7 +167,8 @@ class WriteSession:
                     self.parts.close()
                     if publish:
                         self.publish(complete)
-                        self._merge_small()
+                        with explained(self.path, lambda: "all that was written is published"):
+                            merge_small(self.held, self.features)
             finally:
                 self._let_go()
 
@@ -231,9 +181,11 @@ class WriteSession:
             ended = self.parts.closed
             try:
                 self.parts.abort()
-                if not ended and self._sealed() <= self._published():
+                new = {part.entry.name for part in self.held.sealed()} - self.held.published
+                if self._kept_files and not (ended or new):
+                    files = self.held.manifest.building_files.items()
                     with explained(self.path, _kept):
-                        self.files.drop()
+                        self._name_files({p: e for p, e in files if p not in self._kept_files})
             finally:
                 self._let_go()
 
@@ -249,83 +201,79 @@ class WriteSession:
 
         Or each writer of a part would have to read the ids of it.
         """
-        published = self._published()
-        parts = sealed_parts(self.path, self._manifest)
-        new = [part for part in parts if part.entry.name not in published]
+        published = self.held.published
+        new = [part for part in self.held.sealed() if part.entry.name not in published]
         if new and not self.is_aside:
             # copies of what is stored change nothing
             copied = all(part.header.replaces for part in new)
-            outcome = UNCHANGED if copied else ExpectedIds(complete=False)
-            self._manifest = publish(self.path, self._manifest, outcome)
-
-    def _merge_small(self) -> None:
-        with explained(self.path, lambda: "all that was written is published"):
-            self._manifest = merge_small(self.path, self.features, self._manifest)
+            publish(self.held, UNCHANGED if copied else ExpectedIds(complete=False))
 
     def _let_go(self) -> None:
         if self.parts.closed:  # not in a process that was forked
-            self._lock.release()
+            self.held.release()
             self._forget()
 
-    def _sealed(self) -> set[str]:
-        return {part.entry.name for part in sealed_parts(self.path, self._manifest)}
 
-    def _published(self) -> set[str]:
-        return {entry.name for entry in self._manifest.parts}
+def start(held: HeldCache, content: Mapping[str, Any], overwrite: bool) -> None:
+    """Let the manifest on disk name the build that all writers add parts to, made from `content`.
 
-    def _start(self, content: Mapping[str, object], digest: str, overwrite: bool) -> Manifest:
-        """Return the manifest to build on.
-
-        On disk it names the build that all writers add parts to, and the `digest` of its `content`.
-        """
-        if not (self.path / NAME).exists():
-            return self._start_new(content, digest)
-        manifest = read_manifest(self.path)
-        check_writable(self.path, manifest)
-        changed = differences(manifest.fingerprint, content)
-        stored = manifest.rows or (changed and committed_builds(self.path))
-        if changed and stored and not overwrite:
-            lines = "".join(f"\n  {line}" for line in changed)
-            raise StaleCacheError(
-                f"cache {str(self.path)!r} was made from something else than is declared "
-                f"now:{lines}\n"
-                f"{_cure(manifest, content, changed)}overwrite it (overwrite=True), or give "
-                "another directory"
-            )
-        build, building = manifest.build, manifest.building
-        if overwrite and stored:
-            if building <= build or manifest.building_fingerprint != digest:
-                manifest = replace(_without_build(manifest), building=max(build, building) + 1)
-                manifest = replace(manifest, building_fingerprint=digest)
-                manifest = write_manifest(self.path, manifest)
-            return replace(manifest, fingerprint=content)  # on disk once it is published
+    What the last writer left superseded goes.
+    """
+    path = held.path
+    if not (path / NAME).exists():
+        _start_new(held, content)
+        return
+    # the last writer may have died before it made its manifest durable, and before it removed
+    sync_directory(path)
+    manifest, held.made_from = held.manifest, content
+    check_writable(path, manifest)
+    changed = differences(manifest.fingerprint, content)
+    builds = committed_builds(path) if changed or overwrite else {}
+    stored = manifest.rows or (changed and builds)
+    if changed and stored and not overwrite:
+        lines = "".join(f"\n  {line}" for line in changed)
+        raise StaleCacheError(
+            f"cache {str(path)!r} was made from something else than is declared "
+            f"now:{lines}\n"
+            f"{_cure(manifest, content, changed)}overwrite it (overwrite=True), or give "
+            "another directory"
+        )
+    if overwrite and stored:
+        after = manifest.overwritten(content)
+    else:
+        after = manifest
         # files of an empty cache count no more where it is begun anew, as a cache with arrays is
-        empty = (changed or overwrite) and not committed_builds(self.path)
-        files = {path: each for path, each in manifest.files.items() if role_of(path) is None}
+        empty = (changed or overwrite) and not builds
+        files = {each: of for each, of in manifest.files.items() if role_of(each) is None}
         old = manifest.building_files or files != manifest.files
-        if changed or building != build or (empty and old):
-            manifest = replace(_without_build(manifest), building=build)
-            manifest = replace(manifest, building_fingerprint=digest, fingerprint=content)
-            manifest = replace(manifest, files=files if empty else manifest.files)
-            if any(each.path[0] == "features" for each in changed):  # the index has other columns
-                return publish(self.path, manifest, ExpectedIds(complete=False))
-            manifest = write_manifest(self.path, manifest)
-        return manifest
+        if changed or manifest.state is BuildState.ASIDE or (empty and old):
+            after = replace(manifest.begun_anew(content), files=files if empty else manifest.files)
+    if any(each.path[0] == "features" for each in changed) and after.state is BuildState.CURRENT:
+        held.begin(after)  # the index has other columns
+        publish(held, ExpectedIds(complete=False))
+    else:
+        if after is not manifest:
+            held.write(after)
+        remove_superseded(held)
 
-    def _start_new(self, content: Mapping[str, object], digest: str) -> Manifest:
-        builds = committed_builds(self.path)  # none, unless the manifest was lost
-        if set(builds) - {digest}:
-            raise StaleCacheError(
-                f"cache {str(self.path)!r} has lost its {NAME}, and its parts were made from "
-                "something else than is declared now; declare it as it was, or remove "
-                f"{str(self.path / PARTS)!r}"
-            )
-        build = builds.get(digest, 1)
-        fresh = Manifest(content, build=build, building=build, building_fingerprint=digest)
-        parts = (find_tombstones(self.path, each, fresh) for each in sealed_parts(self.path, fresh))
-        deleted = tuple(part.entry for part in parts if part.entry.tombstones)
-        fresh = replace(fresh, building_parts=deleted)
-        return publish(self.path, fresh, ExpectedIds(complete=False))
+
+def _start_new(held: HeldCache, content: Mapping[str, object]) -> None:
+    path, made_of = held.path, fingerprint_digest(content)
+    builds = committed_builds(path)  # none, unless the manifest was lost
+    if set(builds) - {made_of}:
+        raise StaleCacheError(
+            f"cache {str(path)!r} has lost its {NAME}, and its parts were made from "
+            "something else than is declared now; declare it as it was, or remove "
+            f"{str(path / PARTS)!r}"
+        )
+    build = builds.get(made_of, 1)
+    fresh = Manifest(content, build=build, building=build, building_fingerprint=made_of)
+    held.begin(fresh)
+    parts = (find_tombstones(path, each, fresh) for each in held.sealed())
+    deleted = tuple(part.entry for part in parts if part.entry.tombstones)
+    held.begin(replace(fresh, building_parts=deleted))
+    (path / PARTS).mkdir(exist_ok=True)  # so that its name is durable with the manifest's
+    publish(held, ExpectedIds(complete=False))
 
 
 def _cure(before: Manifest, content: Mapping[str, Any], changed: Sequence[Difference]) -> str:
@@ -339,26 +287,23 @@ def _cure(before: Manifest, content: Mapping[str, Any], changed: Sequence[Differ
     return f"add what is new alone (declare {', '.join(map(repr, sorted(new)))} and no other), "
 
 
-def _without_build(manifest: Manifest) -> Manifest:
-    """Forget what belongs to a build that is given up."""
-    return replace(manifest, building_files={}, building_parts=())
-
-
 def _kept() -> str:
     return "all that was committed before is kept"
 
 
-def _check_containers(path: Path) -> None:
+def _check_containers(held: HeldCache) -> None:
     """Raise `CorruptCacheError` for lost files of published parts: their utterances are not stored.
 
     A part whose whole directory is gone was removed to compute its utterances again.
     """
-    opened = Generation.at(path)
-    containers = opened.index.containers
-    there = [(path / PARTS / entry.name).exists() for entry in opened.manifest.parts]
-    own = own_containers(containers, opened.manifest.parts)
+    parts = held.manifest.parts
+    if not parts:
+        return
+    containers = held.index.containers
+    there = [(held.path / PARTS / entry.name).exists() for entry in parts]
+    own = own_containers(containers, parts)
     numbers = [number for number in own if there[containers.parts[number]]]
-    raise_damage(container_damage(path, containers, numbers))
+    raise_damage(container_damage(held.path, containers, numbers))
 
 
 # Publishing by whoever writes parts and happens to get the cache's lock: the others go on.
@@ -382,36 +327,35 @@ def publish_sealed(
         expected: the ids that the cache is to hold in the end; None: nobody says.
         patience_s: seconds to wait for the lock.
     """
-    try:
-        lock = WriterLock(cache, patience_s)
-    except CacheLockedError:
-        return False
-    with lock, explained(cache, lambda: "all that was committed before is kept"):
-        _publish(cache, complete, expected)
+    with explained(cache, _kept):
+        try:
+            held = HeldCache(cache, patience_s)
+        except CacheLockedError:
+            return False
+        with held:
+            _publish(held, complete, expected)
     return True
 
 
-def _publish(cache: Path, complete: bool | None, expected: Collection[str] | None) -> None:
-    manifest = read_manifest(cache)
-    check_writable(cache, manifest)
-    clear_up(cache)
+def _publish(held: HeldCache, complete: bool | None, expected: Collection[str] | None) -> None:
+    manifest = held.manifest
+    check_writable(held.path, manifest)
+    clear_up(held.path)
     declared = manifest.features.items()
     features = {name: FeatureStorageConfig.from_json(each) for name, each in declared}
-    recover_parts(cache, features, manifest, pass_live=True)
-    if manifest.building != manifest.build:  # an overwrite is published by its own writer
+    recover_parts(held, features, pass_live=True)
+    if manifest.state is BuildState.ASIDE:  # an overwrite is published by its own writer
         return
     if complete is None:
         complete = manifest.complete
-    if _is_news(cache, manifest, complete, expected):
-        manifest = publish(cache, manifest, ExpectedIds(complete, expected))
-        merge_small(cache, features, manifest)
+    if _is_news(held, complete, expected):
+        publish(held, ExpectedIds(complete, expected))
+        merge_small(held, features)
 
 
-def _is_news(
-    cache: Path, manifest: Manifest, complete: bool, expected: Collection[str] | None
-) -> bool:
-    sealed = {part.entry.name for part in sealed_parts(cache, manifest)}
-    if sealed != {entry.name for entry in manifest.parts}:
+def _is_news(held: HeldCache, complete: bool, expected: Collection[str] | None) -> bool:
+    manifest = held.manifest
+    if not held.is_published():
         return True
     if expected is None:
         return complete != manifest.complete
@@ -446,9 +390,8 @@ def accept(
     frames do not), `CacheLockedError` while the cache is written, for longer than `patience_s`.
     """
     content = cache_fingerprint(features, fingerprint)
-    with explained(cache, lambda: "the cache is as it was"), WriterLock(cache, patience_s):
-        manifest = read_manifest(cache)
-        check_writable(cache, manifest)
+    with held_to_edit(cache, patience_s) as held:
+        manifest = held.manifest
         changed = differences(manifest.fingerprint, content)
         declared = differences(manifest.features, content["features"], ("features",))
         if declared := [each for each in declared if not says_when(each)]:
@@ -458,17 +401,7 @@ def accept(
                 f"accepted:{lines}\ndeclare it as it was, or overwrite it (overwrite=True)"
             )
         if changed:
-            before = fingerprint_digest(manifest.fingerprint)
-            if manifest.building > manifest.build:
-                manifest = replace(manifest, building_files={}, building_parts=())
-            manifest = replace(
-                manifest,
-                fingerprint=content,
-                building=manifest.build,
-                building_fingerprint=fingerprint_digest(content),
-                accepted=tuple(dict.fromkeys((*manifest.accepted, before))),
-            )
-            write_manifest(cache, manifest)
+            held.write(manifest.accepting(content))
     return changed
 
 
@@ -478,7 +411,7 @@ def accept(
 def stored_stamps(cache: Path, ids: Sequence[str]) -> StampColumns:
     """Return the stamps of utterances that are sealed, 0 for those that are not."""
     manifest, found = read_manifest(cache), StampColumns.unknown(len(ids))
-    for part in as_known(sealed_parts(cache, manifest), manifest):
+    for part in sealed_in(cache, manifest):
         index = part.stamped_index(cache, [])
         if index.stamps is not None:
             rows = index.find_many(list(ids))

@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from featcache.container_files import sync_directory
@@ -45,7 +45,6 @@ from featcache.format.manifest import (
     read_manifest,
     refuse_other_formats,
     settle,
-    write_manifest,
 )
 from featcache.format.part import (
     PART_NAME,
@@ -55,7 +54,7 @@ from featcache.format.part import (
     list_parts,
     remove_part,
 )
-from featcache.writing.publish import remove_superseded
+from featcache.writing.held import HeldCache, remove_superseded
 from featcache.writing.recover import still_written
 
 # The directory of a cache: made, or seen to be a cache or empty, before a writer begins.
@@ -102,31 +101,26 @@ def directory_of(cache: Path, features: Iterable[str]) -> Path:
     """Return the directory that features of a cache are, or are to be, stored in.
 
     That of the set that has any of them; a new one where what is stored has none. Raises
-    `ConfigError` if several sets have some of them.
+    `ConfigError` if several sets have some of them, and for one that is an annotation of another.
     """
     names = list(features)
-    stored = {directory: {*manifest.features} for directory, manifest in stored_sets(cache)}
-    theirs = [directory for directory, found in stored.items() if not found.isdisjoint(names)]
+    stored = dict(stored_sets(cache))
+    theirs = [each for each, found in stored.items() if not {*found.features}.isdisjoint(names)]
     if len(theirs) > 1:
         paths = " and ".join(repr(str(directory)) for directory in theirs)
         raise ConfigError(
             f"the features {', '.join(map(repr, names))} of cache {str(cache)!r} are in several "
             f"feature sets, {paths}: write those of each set by themselves"
         )
-    _refuse_annotations(cache, theirs, names)
-    if theirs or not stored or (cache in stored and not holds_any(cache)):
-        return theirs[0] if theirs else cache
-    return _free(cache, names)
-
-
-def _refuse_annotations(cache: Path, theirs: Collection[Path], features: Iterable[str]) -> None:
-    """Raise `ConfigError` for a feature that is an annotation of another set."""
-    for directory, manifest in stored_sets(cache):
-        if directory not in theirs and (both := manifest.annotations.keys() & set(features)):
+    for directory, manifest in stored.items():
+        if directory not in theirs and (both := manifest.annotations.keys() & {*names}):
             raise ConfigError(
                 f"cache {str(cache)!r} has an annotation {min(both)!r}, so no feature can have "
                 "this name: rename the feature"
             )
+    if theirs or not stored or (cache in stored and not holds_any(cache)):
+        return theirs[0] if theirs else cache
+    return _free(cache, names)
 
 
 def _free(cache: Path, features: Iterable[str]) -> Path:
@@ -342,27 +336,24 @@ def _link(entry: Path, place: Path) -> None:
 # Manifests of several feature sets, which readers see all at once or not at all.
 
 
-def write_together(cache: Path, after: Mapping[Path, Manifest]) -> None:
+def write_together(cache: Path, after: Mapping[HeldCache, Manifest]) -> None:
     """Show readers other manifests of a cache's feature sets, or of a plain cache; durably.
 
-    The caller holds the locks of all of them. Those that are superseded are removed.
+    What is superseded is removed.
 
     Args:
         cache: the outer directory.
-        after: the manifests by directory; what they name is durable.
+        after: their next manifests; what they name is durable.
     """
-    file = NEXT if len(after) > 1 else NAME
     pairs: dict[str, tuple[str, str]] = {}
-    for directory, manifest in after.items():
-        settle(directory)
-        before = read_manifest(directory).write_id
-        make_directory(directory / MANIFESTS)
-        written = write_manifest(directory, manifest, keep=True, file=file)
-        pairs[directory.name] = (before, written.write_id)
+    for held, manifest in after.items():
+        before, file = held.manifest.write_id, NEXT if len(after) > 1 else NAME
+        written = held.write(manifest, keep=True, file=file)
+        pairs[held.path.name] = (before, written.write_id)
     if len(after) > 1:
         with WriterLock(cache, PATIENCE_S):
             name_following(cache, pairs)
-        for directory in after:
-            settle(directory)
-    for directory in after:
-        remove_superseded(directory, read_manifest(directory))
+        for held in after:
+            settle(held.path)
+    for held in after:
+        remove_superseded(held)

@@ -21,7 +21,7 @@ from featcache.format.files import from_storage
 from featcache.format.fingerprint import fingerprint_digest
 from featcache.format.index import FeatureColumns, Index
 from featcache.format.manifest import read_manifest
-from featcache.format.part import SealedPart, as_known, checksum
+from featcache.format.part import SealedPart, checksum, sealed_in
 from featcache.interface import Ints
 from featcache.reading.containers import Containers
 from featcache.reading.feature_arrays import FeatureArrays, OpenedPart, stored_blocks
@@ -35,7 +35,6 @@ from featcache.writing.arrays import to_storage
 from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.copied_parts import keeps_its_bytes
 from featcache.writing.copies import StoredArrays
-from featcache.writing.publish import sealed_parts
 
 # Declarations, fingerprint, record and annotations that a conversion carries from its source.
 
@@ -286,7 +285,7 @@ class ReadBack:
     def sealed(self) -> list[SealedPart]:
         """List the sealed parts of the cache, with their tombstones."""
         manifest = read_manifest(self.cache)
-        return as_known(sealed_parts(self.cache, manifest), manifest)
+        return sealed_in(self.cache, manifest)
 
     def rest(self) -> int:
         """Compare all parts that were not compared yet; return how many rows there are in all."""

@@ -14,10 +14,9 @@ from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CorruptCacheError
 from featcache.format.index import Index
 from featcache.format.manifest import read_manifest
-from featcache.format.part import SealedPart
+from featcache.format.part import SealedPart, sealed_in
 from featcache.writing import copies
 from featcache.writing.copies import StoredArrays
-from featcache.writing.publish import sealed_parts
 
 CODECS = {
     "memmap": ("raw",),
@@ -87,7 +86,7 @@ def test_what_is_left_is_the_same_in_every_format(
 def part(tmp_path: Path) -> tuple[Path, SealedPart, Index]:
     path = make_cache(tmp_path / "cache", range(20))
     manifest = read_manifest(path)
-    (part,) = sealed_parts(path, manifest)
+    (part,) = sealed_in(path, manifest)
     return path, part, part.index(path, list(manifest.features))
 
 

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from store_helpers import (
     FINGERPRINT,
+    arrays_of,
     assert_holds,
     check_cache,
+    id_of,
     make_cache,
     oracle,
     two_features,
@@ -20,9 +23,11 @@ from store_helpers import (
 )
 
 import featcache
-from featcache import CacheWriter
+from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError
+from featcache.format import manifest
 from featcache.format.journal import NAME as JOURNAL
+from featcache.writing.part_writer import PartWriter
 
 
 class Failing:
@@ -114,17 +119,78 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return paths
 
 
-def test_names_of_directories_that_were_there_are_made_durable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("left", ["exp", "exp/train", "exp/train/parts"])
+def test_the_name_of_the_last_directory_that_was_there_is_made_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
 ) -> None:
-    """D3: the one who made them may have been killed before it came to that."""
-    path = tmp_path / "exp" / "train"
-    (path / "parts").mkdir(parents=True)
+    """D3: the one who made it may have been killed before it came to that."""
+    (tmp_path / left).mkdir(parents=True)
     paths = synced(monkeypatch)
-    with CacheWriter(path, two_features(), FINGERPRINT) as writer:
+    with CacheWriter(tmp_path / "exp" / "train", two_features(), FINGERPRINT) as writer:
         write(writer, range(3))
         writer.commit()
-        assert {str(tmp_path), str(tmp_path / "exp"), str(path), str(path / "parts")} <= {*paths}
+        above = [tmp_path, *(tmp_path / each for each in ("exp", "exp/train", "exp/train/parts"))]
+        needed = above[left.count("/") :]
+        assert {*map(str, needed)} <= {*paths}
+
+
+def test_a_part_writer_makes_the_names_in_its_cache_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one who made the cache may have been killed before it came to that."""
+    make_cache(tmp_path, range(3))
+    paths = synced(monkeypatch)
+    with PartWriter(tmp_path, two_features(), FINGERPRINT) as part:
+        part.write(id_of(3), arrays_of(3))
+        part.commit()
+        assert {str(tmp_path), str(tmp_path / "parts")} <= {*paths}
+
+
+def test_the_name_of_a_set_is_durable_before_anything_is_written_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one who named it in the outer manifest may have been killed before it came to that."""
+    for name in ("fbank", "units"):
+        with CacheWriter(tmp_path, [FeatureStorageConfig(name)]) as writer:
+            writer.write("utt-1", {name: np.zeros((3, 2), np.float32)})
+    paths = synced(monkeypatch)
+    CacheWriter(tmp_path, [FeatureStorageConfig("units")]).close()
+    assert paths[0] == str(tmp_path)
+
+
+def test_a_cache_of_one_utterance_syncs_what_it_needs_and_reads_no_manifest_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_cache(tmp_path / "other", [])
+    paths = synced(monkeypatch)
+    read = manifests_read(monkeypatch)
+    with CacheWriter(tmp_path / "cache", [FeatureStorageConfig("fbank")]) as writer:
+        writer.write("utt-1", {"fbank": arrays_of(1)["fbank"]})
+    assert len(paths) <= 22
+    assert [each for each in paths if "/cache" not in each] == [str(tmp_path)]
+    assert read.count(manifest.NAME) <= 2
+
+
+def manifests_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Gather the files of all manifests that are read."""
+    files: list[str] = []
+    read_content = manifest.read_content
+
+    def noted(cache: Path, file: str = manifest.NAME) -> dict[str, Any]:
+        files.append(file)
+        return read_content(cache, file)
+
+    monkeypatch.setattr(manifest, "read_content", noted)
+    return files
+
+
+def test_no_directory_above_a_cache_is_synced_once_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_cache(tmp_path / "exp" / "train", range(3))
+    paths = synced(monkeypatch)
+    make_cache(tmp_path / "exp" / "train", range(3, 6))
+    assert all(Path(each).is_relative_to(tmp_path / "exp" / "train") for each in paths)
 
 
 def test_a_manifest_is_durable_before_what_it_makes_superfluous_is_removed(

@@ -10,7 +10,7 @@ import pytest
 from store_helpers import FINGERPRINT, check_cache, id_of, make_cache, two_features, write
 
 import featcache
-from featcache import CacheWriter
+from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, ClosedError, ConfigError, CorruptCacheError
 from featcache.format import manifest as manifests
 from featcache.format.manifest import (
@@ -192,6 +192,14 @@ def test_the_file_of_an_empty_cache_does_not_outlive_it(
         writer.publish()
     die(writer)
     with open_writer(tmp_path, fingerprint, overwrite=overwrite):
+        assert read_building_file(tmp_path, "probe") is None
+    assert file_in(tmp_path) is None
+
+
+def test_the_file_of_an_empty_cache_does_not_outlive_its_declarations(tmp_path: Path) -> None:
+    with CacheWriter(tmp_path, [FeatureStorageConfig("fbank")]) as writer:
+        writer.keep_file("probe", OLD)
+    with CacheWriter(tmp_path, [FeatureStorageConfig("units")]):
         assert read_building_file(tmp_path, "probe") is None
     assert file_in(tmp_path) is None
 

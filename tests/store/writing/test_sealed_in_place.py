@@ -19,11 +19,11 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
 from featcache.format import journal
-from featcache.format.manifest import read_manifest
 from featcache.format.part import COLUMNS, SEAL
 from featcache.testing.durability import files_of
 from featcache.testing.finishing import Interruption, interrupted
 from featcache.writing import recover
+from featcache.writing.held import HeldCache
 from featcache.writing.open_part import container_groups
 from featcache.writing.recover import RECOVERED
 from featcache_backends.memmap import MemmapBackend
@@ -204,12 +204,13 @@ def test_recovery_goes_on_wherever_it_was_interrupted(
     features = IN_PLACE[layout]
     part = leave(left, features)
     expected = closed(tmp_path / "closed", features)
-    manifest = read_manifest(left)
     declared = {feature.name: feature for feature in features}
 
     def recover_in(path: Path, number: int) -> int:
         shutil.copytree(left, path)
-        return interrupted(lambda: recover.recover_parts(path, declared, manifest), number)
+        with HeldCache(path) as held:
+            assert held.manifest.building == 1  # read before it is counted
+            return interrupted(lambda: recover.recover_parts(held, declared), number)
 
     recover_in(tmp_path / "first", 0)  # imports
     calls = recover_in(tmp_path / "whole", 0)

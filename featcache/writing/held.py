@@ -1,0 +1,297 @@
+"""`HeldCache`: a cache whose lock is held, with its manifest and its sealed parts in hand.
+
+Here, too, is the removal of what no reader needs any more, once a newer generation is out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from featcache.container_files import sync_directory
+from featcache.errors import CacheError, CacheLockedError
+from featcache.format.feature_sets import cache_of_set
+from featcache.format.files import explained, remove_unfinished
+from featcache.format.fingerprint import fingerprint_digest
+from featcache.format.index import Index
+from featcache.format.journal import Header, read_journal
+from featcache.format.lock import WriterLock
+from featcache.format.manifest import (
+    INDEX,
+    KEPT_FILE,
+    MANIFESTS,
+    NAME,
+    PARTS,
+    Manifest,
+    check_writable,
+    generation_number,
+    kept_manifests,
+    manifest_file,
+    read_manifest,
+    settle,
+    write_manifest,
+)
+from featcache.format.part import (
+    SEAL,
+    SealedPart,
+    entries,
+    part_directories,
+    read_part,
+    remove_part,
+    sealed_parts,
+)
+from featcache.reading.generation import Generation
+
+
+@contextlib.contextmanager
+def held_to_edit(cache: Path, patience_s: float = 0.0) -> Iterator[HeldCache]:
+    """Hold a cache for a change of its manifest, after so many seconds of patience at most."""
+    with explained(cache, lambda: "the cache is as it was"), HeldCache(cache, patience_s) as held:
+        check_writable(cache, held.manifest)
+        yield held
+
+
+class HeldCache:
+    """A cache, or a feature set, whose lock is held; a `with` block lets go.
+
+    Nobody else changes the manifest meanwhile, and a sealed part stays as it is, so each is read
+    once. Writers of parts may seal more at any time: whoever lists the parts comes to see these.
+
+    Args:
+        path: the cache directory.
+        patience_s: seconds to wait for the lock.
+
+    Attributes:
+        made_from: the fingerprint of the build that is being written, where that is not what the
+            manifest has: it has that of the build which is to be overwritten.
+
+    Raises `CacheLockedError` if another process holds the lock.
+    """
+
+    def __init__(self, path: Path, patience_s: float = 0.0) -> None:
+        self.path = path
+        self.made_from: Any = None
+        self._lock = WriterLock(path, patience_s)
+        try:
+            outer = cache_of_set(path)
+            if outer is not None:  # who named the set may have been killed before that was durable
+                sync_directory(outer)
+            settle(path)
+        except BaseException:
+            self.release()
+            raise
+        self._manifest: Manifest | None = None
+        self._seen: tuple[int, ...] | None = None
+        self._kept: dict[str, Manifest] = {}  # this generation and the one before, by name
+        self._sealed: dict[str, SealedPart] = {}
+        self._durable: set[str] = set()  # names of parts that would survive a power cut
+        self._index: tuple[str, Index] | None = None  # by the name of its file
+
+    def release(self) -> None:
+        """Let go of the cache; harmless the second time."""
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        try:
+            return self
+        except BaseException:
+            self.release()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.__exit__(*error)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest as it is on disk, or is to be there first.
+
+        Read again where the file is another one: a write of it may have failed after it was out,
+        and where locks count for nothing others publish, too. What is being built stays.
+        """
+        seen, ours = self._stamp(), self._manifest
+        if ours is None or seen not in (None, self._seen):
+            found = read_manifest(self.path)
+            if ours is not None:
+                made_of = ours.building_fingerprint
+                found = replace(found, building=ours.building, building_fingerprint=made_of)
+            self._manifest, self._seen = found, seen
+            return found
+        return ours
+
+    def _stamp(self) -> tuple[int, ...] | None:
+        """Tell the file of the manifest from all others, without reading it; None: it is gone."""
+        try:
+            found = (self.path / NAME).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def begin(self, manifest: Manifest) -> None:
+        """Take a manifest for the one that the next `write` follows, whatever is on disk."""
+        self._manifest, self._seen = manifest, self._stamp()
+
+    def write(self, manifest: Manifest, *, keep: bool = False, file: str = NAME) -> Manifest:
+        """Write the manifest as `write_manifest` does, and return it as it stands there."""
+        written = write_manifest(self.path, manifest, keep=keep, file=file)
+        if keep:
+            before = {name: each for name, each in self._kept.items() if name == written.previous}
+            self._kept = before | {written.name: written}
+        if file == NAME:
+            self.begin(written)
+        return written
+
+    def kept(self, name: str) -> Manifest:
+        """Return the manifest of a generation that was kept under its name."""
+        return self._kept.get(name) or read_manifest(self.path, manifest_file(name))
+
+    @property
+    def building(self) -> Manifest:
+        """The manifest with the fingerprint of the build that is being written."""
+        if self.made_from is None:
+            return self.manifest
+        return replace(self.manifest, fingerprint=self.made_from)
+
+    @property
+    def index(self) -> Index:
+        """The index of the current generation, with all its features."""
+        name = self.manifest.index
+        if self._index is None or self._index[0] != name:
+            self._index = name, Generation.at(self.path).index
+        return self._index[1]
+
+    def list_parts(self) -> Iterator[tuple[str, SealedPart | None]]:
+        """Iterate over the parts on disk by name, as `format.part.list_parts` does."""
+        for directory in part_directories(self.path):
+            name = directory.name
+            known = self._sealed.get(name)
+            if known is None or not (directory / SEAL).exists():
+                known = read_part(self.path, name)
+            if known is not None:
+                self._sealed[name] = known
+            yield name, known
+
+    def sealed(self, *, durably: bool = False) -> list[SealedPart]:
+        """List the sealed parts of the build that is being written, by name, those that count.
+
+        With the tombstones and stamps that the manifest says they have. With `durably`, all of them
+        would survive a power cut: a writer may have been killed after it sealed one, before the
+        names in its directory were durable.
+        """
+        parts = sealed_parts([part for _, part in self.list_parts()], self.manifest)
+        if durably:
+            known = self.published | self._durable
+            for part in parts:
+                if part.entry.name not in known:
+                    sync_directory(self.path / part.directory)
+                    self._durable.add(part.entry.name)
+        return parts
+
+    def is_published(self) -> bool:
+        """Whether the current generation is of exactly the parts that are sealed."""
+        return {each.entry.name for each in self.sealed()} == self.published
+
+    @property
+    def published(self) -> set[str]:
+        """Names of the parts of the current generation."""
+        return {entry.name for entry in self.manifest.parts}
+
+    def take(self, part: SealedPart) -> None:
+        """Note a part that was sealed by the holder of the lock, durably."""
+        self._sealed[part.entry.name] = part
+        self._durable.add(part.entry.name)
+
+
+# Removes what no reader needs any more, once a newer generation is out.
+
+_log = logging.getLogger("featcache")
+_BESIDE = re.compile(r"(stamps|tombstones)-.*\.columns")
+
+
+def stored_indexes(cache: Path) -> dict[str, Path]:
+    """List the index files that lie in a cache, by the names of their generations."""
+    named = ((INDEX.fullmatch(entry.name), entry) for entry in cache.iterdir())
+    return {found[1]: entry for found, entry in named if found}
+
+
+def remove_superseded(held: HeldCache) -> None:
+    """Remove what no reader of this generation or of the one before needs.
+
+    The manifest is durable. With it go the parts of lower builds, and those of an overwrite that
+    was given up for the one that took its number. What a tag names stays.
+    """
+    cache, manifest = held.path, held.manifest
+    manifests = {name: cache / manifest_file(name) for name in kept_manifests(cache)}
+    kept = {manifest.name, manifest.previous, *manifest.tags.values()}
+    for name, file in (*stored_indexes(cache).items(), *manifests.items()):
+        if name not in kept and generation_number(name) < manifest.generation:
+            file.unlink(missing_ok=True)
+    for directory in (cache, cache / MANIFESTS):
+        remove_unfinished(directory)
+    remove_unnamed(held)
+    try:
+        tagged = [held.kept(name) for name in {*manifest.tags.values()}]
+    except CacheError as error:
+        _log.warning(
+            "no part of %r is removed, since what a tag names is lost: %s", str(cache), error
+        )
+        return
+    tagged_parts = {part.name for each in tagged for part in each.parts}
+    replaced = _replaced_for_good(held) - tagged_parts
+    current = {fingerprint_digest(manifest.fingerprint), *manifest.accepted}
+    for name, part in list(held.list_parts()):
+        header = _header(cache, name) if part is None else part.header
+        if header is None or header.build > manifest.build or name in tagged_parts:
+            continue
+        old = header.build < manifest.build or header.fingerprint not in current
+        if old or name in replaced:
+            # its writer, if it is locked, has lost its build and ends soon
+            directory, gone = cache / PARTS / name, (CacheLockedError, FileNotFoundError)
+            with contextlib.suppress(*gone), WriterLock(directory):
+                remove_part(directory)
+
+
+def _replaced_for_good(held: HeldCache) -> set[str]:
+    """Return the parts that others have taken the place of, also for readers of the last one."""
+    manifest = held.manifest
+    replaced = {*manifest.replaced}
+    if not replaced or manifest.previous is None:
+        return replaced
+    try:
+        before = held.kept(manifest.previous)
+    except CacheError:  # whether its readers need them is not known
+        return set()
+    return replaced - {part.name for part in before.parts}
+
+
+def remove_unnamed(held: HeldCache) -> None:
+    """Remove files of roles, stamps and tombstones that no manifest names which is kept.
+
+    They were superseded, or are those of a writer that died before it named them.
+    """
+    cache, manifest = held.path, held.manifest
+    try:
+        kept = {manifest.previous, *manifest.tags.values()} - {None, manifest.name}
+        others = [held.kept(name) for name in kept if name]
+    except CacheError:
+        return  # what that names is not known, and may be needed
+    all_ = [manifest, *others]
+    files = {path for each in all_ for path in (*each.files, *each.building_files)}
+    for entry in cache.iterdir():
+        if KEPT_FILE.fullmatch(entry.name) and entry.name not in files:
+            entry.unlink(missing_ok=True)
+    parts = [part for each in all_ for part in (*each.parts, *each.building_parts)]
+    beside = {(part.name, each.file) for part in parts for each in part.beside}
+    for file in (each for part in part_directories(cache) for each in entries(part)):
+        if _BESIDE.fullmatch(file.name) and (file.parent.name, file.name) not in beside:
+            file.unlink(missing_ok=True)
+
+
+def _header(cache: Path, name: str) -> Header | None:
+    """Return what an open part was started with; None if its journal is damaged or none."""
+    journal = read_journal(cache, f"{PARTS}/{name}")
+    return None if journal is None or journal.damaged else journal.header
