@@ -511,14 +511,14 @@ def _refuse_one(
 # Arrays as the bytes that containers store: in blocks, encoded where there is a codec.
 
 
-def encoded(id: str, array: Array, feature: FeatureSpec, blocks: Blocks | None) -> EncodedArray:
-    """Return an array (rows, *dims), storage dtype, as it is stored.
+def encoded(id: str, array: Array, feature: FeatureSpec, blocks: Blocks) -> EncodedArray:
+    """Return an array (rows, *dims), storage dtype, as it is stored with a codec.
 
     Raises `FeatureError`, naming utterance and feature, for numbers that a codec cannot hold.
     """
     rows = len(array)
-    if feature.codec is None or blocks is None or array.size == 0:
-        return bytes_of(array)
+    if feature.codec is None or array.size == 0:
+        return EncodedArray(rows, ())
     size = blocks.rows or rows
     if blocks.padded and rows % size:
         filling = np.zeros((size - rows % size, *feature.dims), array.dtype)
@@ -530,15 +530,8 @@ def encoded(id: str, array: Array, feature: FeatureSpec, blocks: Blocks | None) 
         raise FeatureError(f"utterance {id!r}, feature {feature.name!r}: {error}") from error
 
 
-def bytes_of(array: Array) -> EncodedArray:
-    """Return an array (rows, *dims) as it is stored without a codec."""
-    if array.size == 0:
-        return EncodedArray(len(array), ())
-    return EncodedArray(len(array), (array.reshape(-1).view(np.uint8).data,))
-
-
 def pieces_of(packed: Array, lengths: Sequence[int]) -> EncodedArrays:
-    """Return arrays that lie one behind the other, (rows, *dims), as they are stored raw."""
+    """Return arrays that lie one behind the other, (rows, *dims), as they are without a codec."""
     rows = np.array(lengths, np.int64)
     nbytes = rows * (packed.nbytes // max(len(packed), 1))
     blocks = (nbytes > 0).astype(np.int64)

@@ -44,7 +44,8 @@ class Background:
 
     def check(self) -> None:
         """Raise the error that ended the thread, if one did."""
-        self._raise_error()
+        if self.error is not None:
+            raise self.error
 
     def wait_for_room(self, memory: int) -> None:
         """Return once there is room for a task that holds so much memory."""
@@ -67,7 +68,7 @@ class Background:
         with self._lock:
             number = self._done + len(self._tasks)
             self._changed.wait_for(lambda: self.error or self._done >= number or self._is_over())
-            self._raise_error()
+            self.check()
 
     def stop(self, finish: bool) -> None:
         """End the thread, after the queued tasks or before them; never raises."""
@@ -91,14 +92,10 @@ class Background:
                 or self._memory + memory <= self._limit
             )
         )
-        self._raise_error()
+        self.check()
 
     def _is_over(self) -> bool:
         return self.is_stopping and not self._tasks
-
-    def _raise_error(self) -> None:
-        if self.error is not None:
-            raise self.error
 
     def _run(self) -> None:
         try:

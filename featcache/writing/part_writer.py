@@ -153,7 +153,7 @@ class PartWriter:
         hand_over: Callable[[OpenPart, Utterances], object],
     ) -> None:
         """Hand over utterances, once it is sure that all of them can be stored."""
-        self._check_not_closed()
+        self.check_open()
         self._thread.check()
         kinds, dims, nbytes, number = self._kinds, self._dims, 0, self._count
         for piece in pieces:
@@ -299,11 +299,7 @@ class PartWriter:
         return self._lock
 
     def check_open(self) -> None:
-        """Raise `ClosedError` for a writer that is closed, or belongs to another process."""
-        self._thread.check_process()
-        self._check_not_closed()
-
-    def _check_not_closed(self) -> None:
+        """Raise `ClosedError` for a writer that is closed; `lock` is held."""
         if self.closed or self._thread.is_stopping:
             raise ClosedError(f"the writer of {str(self.path)!r} is closed; open another one")
 

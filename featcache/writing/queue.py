@@ -203,15 +203,13 @@ class Staging:
 
     def batch(self) -> Utterances:
         """Return the utterances as the part takes them: the same object each time."""
-        self._batch = self._batch or self._made_batch()
+        if self._batch is None:
+            ids, stamps, annotations, encoded = zip(*self._taken, strict=True)
+            arrays = {name: rows.packed(len(ids)) for name, rows in self._rows.items()}
+            batch = Utterances(ids, arrays, _joined(stamps), _joined(annotations))
+            batch.encoded = {name: [each[name][0] for each in encoded] for name in encoded[0]}
+            self._batch = batch
         return self._batch
-
-    def _made_batch(self) -> Utterances:
-        ids, stamps, annotations, encoded = zip(*self._taken, strict=True)
-        arrays = {name: rows.packed(len(ids)) for name, rows in self._rows.items()}
-        batch = Utterances(ids, arrays, _joined(stamps), _joined(annotations))
-        batch.encoded = {name: [each[name][0] for each in encoded] for name in encoded[0]}
-        return batch
 
 
 # id, stamps, annotations and arrays of lossy codecs of one of `Utterances`, which has more of it
