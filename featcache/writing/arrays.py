@@ -80,7 +80,7 @@ class CopyMemory:
         return block
 
 
-# `Utterances`: on their way from the caller to the thread that stores, one or many alike.
+# `CheckedUtterances`: on their way from the caller to the thread that stores, one or many alike.
 #
 # They go together, since to hand over each short one costs more than to store it.
 
@@ -103,7 +103,7 @@ class Packed(NamedTuple):
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class Utterances:
+class CheckedUtterances:
     """Utterances that were checked and cast, in the order in which they were given.
 
     Args:
@@ -197,7 +197,7 @@ def check_one(
     stamps: Mapping[str, Stamps],
     annotations: Mapping[str, Values],
     features: Mapping[str, FeatureStorageConfig],
-) -> Utterances:
+) -> CheckedUtterances:
     """Return an utterance as it is stored, maybe with arrays of the caller's.
 
     Raises `FeatureError`, as `to_storage` does.
@@ -207,7 +207,7 @@ def check_one(
     for name, feature in features.items():
         array = to_storage(id, arrays[name], feature)
         packed[name] = Packed(array, (len(array),))
-    return Utterances((id,), packed, stamps, annotations)
+    return CheckedUtterances((id,), packed, stamps, annotations)
 
 
 def _of_utterance(id: str, feature: FeatureStorageConfig, error: FeatureError) -> FeatureError:
@@ -373,7 +373,7 @@ def check_batch(
     stamps: Mapping[str, Stamps],
     features: Mapping[str, FeatureStorageConfig],
     memory: CopyMemory,
-) -> list[Utterances]:
+) -> list[CheckedUtterances]:
     """Return a batch of the declared features as it is stored, `PIECE_ROWS` utterances together.
 
     Raises `FeatureError` for what cannot be stored, naming the utterance where it can.
@@ -386,7 +386,7 @@ def check_batch(
         for name, feature in features.items()
     }
     return [
-        Utterances(
+        CheckedUtterances(
             some,
             {name: pieces[number] for name, pieces in packed.items()},
             {id: stamps[id] for id in some if id in stamps},
@@ -575,7 +575,7 @@ class FirstShapes:
         self._single: dict[str, tuple[int, int]] = {}  # per feature: a length, and how many had it
         self._empty: dict[str, tuple[int, str]] = {}  # per feature: how many, and the first
 
-    def check(self, utterances: Utterances) -> None:
+    def check(self, utterances: CheckedUtterances) -> None:
         """Note the shapes of arrays.
 
         Raises `FeatureError` for a second batch of one, and for an utterance whose features cannot
@@ -591,7 +591,7 @@ class FirstShapes:
         if len(self._times) > 1:
             self._check_times(utterances)
 
-    def _check_times(self, utterances: Utterances) -> None:
+    def _check_times(self, utterances: CheckedUtterances) -> None:
         times = self._times.values()
         lengths = {name: utterances.arrays[name].lengths for name in self._times}
         for of_each in zip(*lengths.values(), strict=True):

@@ -72,7 +72,7 @@ from featcache.interface import (
 )
 from featcache.reading.feature_arrays import joined
 from featcache.stats import FeatureStats
-from featcache.writing.arrays import Utterances, encoded, pieces_of
+from featcache.writing.arrays import CheckedUtterances, encoded, pieces_of
 from featcache.writing.background import close_before_libraries_end
 
 # Groups of features that share the containers of a part.
@@ -373,7 +373,7 @@ class OpenPart:
         """Whether a feature is stored without a codec."""
         return name not in self._blocks
 
-    def prepare(self, utterances: Utterances) -> None:
+    def prepare(self, utterances: CheckedUtterances) -> None:
         """Encode arrays of lossy codecs, and have formats look at all; in any thread.
 
         Raises `FeatureError` for numbers that a codec refuses, as no lossless one does, and for
@@ -389,7 +389,7 @@ class OpenPart:
         if self._lossy:
             utterances.encoded = {name: self._encode(name, utterances) for name in self._lossy}
 
-    def append(self, utterances: Utterances) -> None:
+    def append(self, utterances: CheckedUtterances) -> None:
         """Store utterances, and take them into the statistics."""
         self._journal.check_there()
         for name in self.stats:
@@ -510,7 +510,7 @@ class OpenPart:
             container.abort()
         self._containers = []
 
-    def _encode(self, name: str, utterances: Utterances) -> list[EncodedArray]:
+    def _encode(self, name: str, utterances: CheckedUtterances) -> list[EncodedArray]:
         spec, blocks = self._specs[name], self._blocks[name]
         arrays = zip(utterances.ids, utterances.arrays[name].each(), strict=True)
         return [encoded(id, array, spec, blocks) for id, array in arrays]

@@ -26,10 +26,10 @@ from featcache.writing.arrays import (
     NOTHING,
     ArrayLike,
     BatchLayout,
+    CheckedUtterances,
     CopyMemory,
     FirstShapes,
     LengthsByFeature,
-    Utterances,
     check_batch,
     check_one,
 )
@@ -149,8 +149,8 @@ class PartWriter:
 
     def _take(
         self,
-        pieces: Sequence[Utterances],
-        hand_over: Callable[[OpenPart, Utterances], object],
+        pieces: Sequence[CheckedUtterances],
+        hand_over: Callable[[OpenPart, CheckedUtterances], object],
     ) -> None:
         """Hand over utterances, once it is sure that all of them can be stored."""
         self.check_open()
@@ -179,7 +179,7 @@ class PartWriter:
             hand_over(self._part_for(piece), piece)
             self._count_taken(piece)
 
-    def _count_taken(self, taken: Utterances) -> None:
+    def _count_taken(self, taken: CheckedUtterances) -> None:
         for id in taken.ids:
             self._known.take(id, self._count)
             self._count += 1
@@ -303,7 +303,7 @@ class PartWriter:
         if self.closed or self._thread.is_stopping:
             raise ClosedError(f"the writer of {str(self.path)!r} is closed; open another one")
 
-    def _part_for(self, utterances: Utterances) -> OpenPart:
+    def _part_for(self, utterances: CheckedUtterances) -> OpenPart:
         if self._part is None:
             dims = {name: each.array.shape[1:] for name, each in utterances.arrays.items()}
             header = header_for(self.features, dims, self._build, self._fingerprint)

@@ -24,7 +24,7 @@ from featcache.format.manifest import NAME, PARTS, read_manifest
 from featcache.format.part import remove_part
 from featcache.interface import Array, Bytes, EncodedArray
 from featcache.stats import FeatureStats
-from featcache.writing.arrays import BLOCK_BYTES, CopyMemory, Packed, Utterances
+from featcache.writing.arrays import BLOCK_BYTES, CheckedUtterances, CopyMemory, Packed
 from featcache.writing.background import Background, nothing
 from featcache.writing.known_ids import KnownIds
 from featcache.writing.open_part import Declarations, OpenPart
@@ -158,7 +158,7 @@ class Staging:
         part: OpenPart,
         features: Mapping[str, FeatureStorageConfig],
         memory: CopyMemory,
-        first: Utterances,
+        first: CheckedUtterances,
     ) -> None:
         self.part = part
         self.nbytes = self.memory = 0
@@ -172,12 +172,12 @@ class Staging:
             self.memory += len(taken)
         self._taken: list[_Taken] = []
         self._counted = 0  # bytes up to where statistics were looked at
-        self._batch: Utterances | None = None
+        self._batch: CheckedUtterances | None = None
 
     def __len__(self) -> int:
         return len(self._taken)
 
-    def add(self, utterance: Utterances) -> bool:
+    def add(self, utterance: CheckedUtterances) -> bool:
         """Copy the arrays of one utterance; False if there is no room, or `batch` was called."""
         number = len(self._taken)
         if self._batch is not None or 0 < number >= MOST_ROWS:
@@ -201,18 +201,18 @@ class Staging:
             self._counted = self.nbytes
         return True
 
-    def batch(self) -> Utterances:
+    def batch(self) -> CheckedUtterances:
         """Return the utterances as the part takes them: the same object each time."""
         if self._batch is None:
             ids, stamps, annotations, encoded = zip(*self._taken, strict=True)
             arrays = {name: rows.packed(len(ids)) for name, rows in self._rows.items()}
-            batch = Utterances(ids, arrays, _joined(stamps), _joined(annotations))
+            batch = CheckedUtterances(ids, arrays, _joined(stamps), _joined(annotations))
             batch.encoded = {name: [each[name][0] for each in encoded] for name in encoded[0]}
             self._batch = batch
         return self._batch
 
 
-# id, stamps, annotations and arrays of lossy codecs of one of `Utterances`, which has more of it
+# of one utterance: its id, stamps, annotations, and the arrays of lossy codecs
 _Taken = tuple[
     str, Mapping[str, Stamps], Mapping[str, Values], Mapping[str, Sequence[EncodedArray]]
 ]
@@ -322,7 +322,7 @@ class HandOver:
         if self._background.error is not None:
             self.drain()
 
-    def add(self, part: OpenPart, utterance: Utterances) -> None:
+    def add(self, part: OpenPart, utterance: CheckedUtterances) -> None:
         """Copy an utterance, as `Staging.add` does, and hand it over, maybe with some to follow."""
         with self._taking:
             if self._waiting is not None and self._waiting.add(utterance):
@@ -333,7 +333,7 @@ class HandOver:
             waiting.add(utterance)
             self._waiting = waiting  # which is never empty, whatever interrupts this
 
-    def put_batch(self, part: OpenPart, batch: Utterances) -> None:
+    def put_batch(self, part: OpenPart, batch: CheckedUtterances) -> None:
         """Hand over utterances."""
         self._put_waiting()
         self._put(part, batch, batch.nbytes)
@@ -368,7 +368,7 @@ class HandOver:
                     self._put(waiting.part, waiting.batch(), waiting.memory)
                     self._waiting = None
 
-    def _put(self, part: OpenPart, batch: Utterances, memory: int) -> None:
+    def _put(self, part: OpenPart, batch: CheckedUtterances, memory: int) -> None:
         with explained(self._path, self._kept):
             task = partial(_store, part, batch)
             self._background.put(task, batch.nbytes, memory + NOTE_BYTES * len(batch))
@@ -383,7 +383,7 @@ class HandOver:
             self._commit()
 
 
-def _store(part: OpenPart, batch: Utterances) -> None:
+def _store(part: OpenPart, batch: CheckedUtterances) -> None:
     if not batch.is_stored:
         batch.is_stored = True
         part.append(batch)
