@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar, Union, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -311,7 +311,6 @@ def _refuse(array: Array, wrong: Array, why: str) -> NoReturn:
 T = TypeVar("T")
 LengthsByFeature = Lengths | Mapping[str, Lengths | None] | None
 BatchLayout = Literal["padded", "packed"]
-_LAYOUTS = ("padded", "packed")
 PIECE_ROWS = 4096  # utterances that are handed over together
 
 
@@ -433,7 +432,7 @@ def _pack(
 
     Raises `FeatureError`, naming the utterance where it can, for what cannot be stored as declared.
     """
-    if layout not in _LAYOUTS:
+    if layout not in get_args(BatchLayout):
         raise ConfigError(f"layout is 'padded' or 'packed', not {layout!r}")
     try:
         array, is_bfloat16 = as_numpy(value)

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from multiprocessing.util import Finalize, is_exiting
 from typing import TypeVar
 
@@ -26,10 +27,13 @@ class Background:
     Args:
         idle: run between two tasks about every `idle_s` seconds, also while no tasks come.
         limit_bytes: `put` waits while tasks would hold more than this; a larger one passes alone.
+        told: all tasks are run in it; it makes of an error what is raised.
     """
 
-    def __init__(self, idle: Task, idle_s: float, limit_bytes: int) -> None:
-        self._idle, self._idle_s, self._limit = idle, idle_s, limit_bytes
+    def __init__(
+        self, idle: Task, idle_s: float, limit_bytes: int, told: AbstractContextManager[None]
+    ) -> None:
+        self._idle, self._idle_s, self._limit, self._told = idle, idle_s, limit_bytes, told
         self._tasks: deque[tuple[Task, int, int]] = deque()
         self._done = 0  # tasks so far
         self.is_stopping = False
@@ -99,20 +103,21 @@ class Background:
 
     def _run(self) -> None:
         try:
-            idle_at = time.monotonic() + self._idle_s
-            while self._wait(idle_at):
-                if self._tasks:
-                    task, nbytes, memory = self._tasks[0]
-                    task()
-                    with self._lock:  # only now, so that an empty queue means all done
-                        self._tasks.popleft()
-                        self._done += 1
-                        self.queued_bytes -= nbytes
-                        self._memory -= memory
-                        self._changed.notify_all()
-                if time.monotonic() >= idle_at:
-                    self._idle()
-                    idle_at = time.monotonic() + self._idle_s
+            with self._told:
+                idle_at = time.monotonic() + self._idle_s
+                while self._wait(idle_at):
+                    if self._tasks:
+                        task, nbytes, memory = self._tasks[0]
+                        task()
+                        with self._lock:  # only now, so that an empty queue means all done
+                            self._tasks.popleft()
+                            self._done += 1
+                            self.queued_bytes -= nbytes
+                            self._memory -= memory
+                            self._changed.notify_all()
+                    if time.monotonic() >= idle_at:
+                        self._idle()
+                        idle_at = time.monotonic() + self._idle_s
         except BaseException as error:
             with self._lock:
                 self.error = error

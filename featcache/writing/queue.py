@@ -291,11 +291,12 @@ class HandOver:
     ) -> None:
         self._pid = os.getpid()
         self.may_commit: Callable[[], bool] = _yes
-        self._path, self._kept, self._commit = path, under_way.kept, under_way.commit
+        self._path, self._commit = path, under_way.commit
         self._features, self._memory = features, memory
         self._waiting: Staging | None = None  # for more
         self._taking = threading.Lock()  # either thread takes what waits
-        self._background = Background(self._idle, COMMIT_INTERVAL_S, QUEUE_BYTES)
+        told = explained(path, under_way.kept)
+        self._background = Background(self._idle, COMMIT_INTERVAL_S, QUEUE_BYTES, told)
 
     @property
     def nbytes(self) -> int:
@@ -319,8 +320,7 @@ class HandOver:
 
     def check(self) -> None:
         """Raise the error that ended the thread, if one did."""
-        if self._background.error is not None:
-            self.drain()
+        self._background.check()
 
     def add(self, part: OpenPart, utterance: CheckedUtterances) -> None:
         """Copy an utterance, as `Staging.add` does, and hand it over, maybe with some to follow."""
@@ -341,27 +341,24 @@ class HandOver:
     def put(self, task: Callable[[], object]) -> None:
         """Run a task behind all that was handed over before."""
         self._put_waiting()
-        with explained(self._path, self._kept):
-            self._background.put(task, 0, 0)
+        self._background.put(task, 0, 0)
 
     def drain(self) -> None:
         """Return once all that was handed over before is stored; raises what went wrong."""
         self._put_waiting()
-        with explained(self._path, self._kept):
-            self._background.drain()
+        self._background.drain()
 
     def stop(self, finish: bool) -> None:
         """End the thread, after what was handed over or before that; never raises."""
         self._background.stop(finish)
         self._waiting = None
         # or those who gave them live on in a circle
-        self._commit, self._kept, self.may_commit = nothing, str, _yes
+        self._commit, self.may_commit = nothing, _yes
 
     def _put_waiting(self) -> None:
         waiting = self._waiting
         if waiting is not None:
-            with explained(self._path, self._kept):
-                self._background.wait_for_room(waiting.memory + NOTE_BYTES * len(waiting))
+            self._background.wait_for_room(waiting.memory + NOTE_BYTES * len(waiting))
             with self._taking:
                 # an interrupt (Ctrl-C) anywhere here leaves them waiting, to be put once more
                 if self._waiting is not None:
@@ -369,9 +366,8 @@ class HandOver:
                     self._waiting = None
 
     def _put(self, part: OpenPart, batch: CheckedUtterances, memory: int) -> None:
-        with explained(self._path, self._kept):
-            task = partial(_store, part, batch)
-            self._background.put(task, batch.nbytes, memory + NOTE_BYTES * len(batch))
+        task = partial(_store, part, batch)
+        self._background.put(task, batch.nbytes, memory + NOTE_BYTES * len(batch))
 
     def _idle(self) -> None:
         with self._taking:
