@@ -158,8 +158,8 @@ def as_read_back(id: str, value: ArrayLike, feature: FeatureStorageConfig) -> Ar
     codec = feature.make_codec() if feature.codec != RAW else None
     if codec is not None and not codec.lossless:
         spec, blocks = feature.spec(stored.shape[1:]), feature.blocks(stored.shape[1:])
-        size = (blocks.rows if blocks else None) or 0
-        stored = joined(spec, encoded(id, stored, spec, blocks), size)
+        if blocks is not None:
+            stored = joined(spec, encoded(id, stored, spec, blocks), blocks.rows or 0)
     return stored if feature.time_axis == 0 else stored[0, ...]
 
 

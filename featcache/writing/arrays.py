@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar, Union, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +80,7 @@ class CopyMemory:
         return block
 
 
-# `Utterances`: on their way from the caller to the thread that stores, one or many alike.
+# `CheckedUtterances`: on their way from the caller to the thread that stores, one or many alike.
 #
 # They go together, since to hand over each short one costs more than to store it.
 
@@ -103,7 +103,7 @@ class Packed(NamedTuple):
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class Utterances:
+class CheckedUtterances:
     """Utterances that were checked and cast, in the order in which they were given.
 
     Args:
@@ -197,7 +197,7 @@ def check_one(
     stamps: Mapping[str, Stamps],
     annotations: Mapping[str, Values],
     features: Mapping[str, FeatureStorageConfig],
-) -> Utterances:
+) -> CheckedUtterances:
     """Return an utterance as it is stored, maybe with arrays of the caller's.
 
     Raises `FeatureError`, as `to_storage` does.
@@ -207,7 +207,7 @@ def check_one(
     for name, feature in features.items():
         array = to_storage(id, arrays[name], feature)
         packed[name] = Packed(array, (len(array),))
-    return Utterances((id,), packed, stamps, annotations)
+    return CheckedUtterances((id,), packed, stamps, annotations)
 
 
 def _of_utterance(id: str, feature: FeatureStorageConfig, error: FeatureError) -> FeatureError:
@@ -311,7 +311,6 @@ def _refuse(array: Array, wrong: Array, why: str) -> NoReturn:
 T = TypeVar("T")
 LengthsByFeature = Lengths | Mapping[str, Lengths | None] | None
 BatchLayout = Literal["padded", "packed"]
-_LAYOUTS = ("padded", "packed")
 PIECE_ROWS = 4096  # utterances that are handed over together
 
 
@@ -373,7 +372,7 @@ def check_batch(
     stamps: Mapping[str, Stamps],
     features: Mapping[str, FeatureStorageConfig],
     memory: CopyMemory,
-) -> list[Utterances]:
+) -> list[CheckedUtterances]:
     """Return a batch of the declared features as it is stored, `PIECE_ROWS` utterances together.
 
     Raises `FeatureError` for what cannot be stored, naming the utterance where it can.
@@ -386,7 +385,7 @@ def check_batch(
         for name, feature in features.items()
     }
     return [
-        Utterances(
+        CheckedUtterances(
             some,
             {name: pieces[number] for name, pieces in packed.items()},
             {id: stamps[id] for id in some if id in stamps},
@@ -433,7 +432,7 @@ def _pack(
 
     Raises `FeatureError`, naming the utterance where it can, for what cannot be stored as declared.
     """
-    if layout not in _LAYOUTS:
+    if layout not in get_args(BatchLayout):
         raise ConfigError(f"layout is 'padded' or 'packed', not {layout!r}")
     try:
         array, is_bfloat16 = as_numpy(value)
@@ -511,14 +510,14 @@ def _refuse_one(
 # Arrays as the bytes that containers store: in blocks, encoded where there is a codec.
 
 
-def encoded(id: str, array: Array, feature: FeatureSpec, blocks: Blocks | None) -> EncodedArray:
-    """Return an array (rows, *dims), storage dtype, as it is stored.
+def encoded(id: str, array: Array, feature: FeatureSpec, blocks: Blocks) -> EncodedArray:
+    """Return an array (rows, *dims), storage dtype, as it is stored with a codec.
 
     Raises `FeatureError`, naming utterance and feature, for numbers that a codec cannot hold.
     """
     rows = len(array)
-    if feature.codec is None or blocks is None or array.size == 0:
-        return bytes_of(array)
+    if feature.codec is None or array.size == 0:
+        return EncodedArray(rows, ())
     size = blocks.rows or rows
     if blocks.padded and rows % size:
         filling = np.zeros((size - rows % size, *feature.dims), array.dtype)
@@ -530,15 +529,8 @@ def encoded(id: str, array: Array, feature: FeatureSpec, blocks: Blocks | None) 
         raise FeatureError(f"utterance {id!r}, feature {feature.name!r}: {error}") from error
 
 
-def bytes_of(array: Array) -> EncodedArray:
-    """Return an array (rows, *dims) as it is stored without a codec."""
-    if array.size == 0:
-        return EncodedArray(len(array), ())
-    return EncodedArray(len(array), (array.reshape(-1).view(np.uint8).data,))
-
-
 def pieces_of(packed: Array, lengths: Sequence[int]) -> EncodedArrays:
-    """Return arrays that lie one behind the other, (rows, *dims), as they are stored raw."""
+    """Return arrays that lie one behind the other, (rows, *dims), as they are without a codec."""
     rows = np.array(lengths, np.int64)
     nbytes = rows * (packed.nbytes // max(len(packed), 1))
     blocks = (nbytes > 0).astype(np.int64)
@@ -582,7 +574,7 @@ class FirstShapes:
         self._single: dict[str, tuple[int, int]] = {}  # per feature: a length, and how many had it
         self._empty: dict[str, tuple[int, str]] = {}  # per feature: how many, and the first
 
-    def check(self, utterances: Utterances) -> None:
+    def check(self, utterances: CheckedUtterances) -> None:
         """Note the shapes of arrays.
 
         Raises `FeatureError` for a second batch of one, and for an utterance whose features cannot
@@ -598,7 +590,7 @@ class FirstShapes:
         if len(self._times) > 1:
             self._check_times(utterances)
 
-    def _check_times(self, utterances: Utterances) -> None:
+    def _check_times(self, utterances: CheckedUtterances) -> None:
         times = self._times.values()
         lengths = {name: utterances.arrays[name].lengths for name in self._times}
         for of_each in zip(*lengths.values(), strict=True):

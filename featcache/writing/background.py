@@ -9,6 +9,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from multiprocessing.util import Finalize, is_exiting
 from typing import TypeVar
 
@@ -26,10 +27,13 @@ class Background:
     Args:
         idle: run between two tasks about every `idle_s` seconds, also while no tasks come.
         limit_bytes: `put` waits while tasks would hold more than this; a larger one passes alone.
+        told: all tasks are run in it; it makes of an error what is raised.
     """
 
-    def __init__(self, idle: Task, idle_s: float, limit_bytes: int) -> None:
-        self._idle, self._idle_s, self._limit = idle, idle_s, limit_bytes
+    def __init__(
+        self, idle: Task, idle_s: float, limit_bytes: int, told: AbstractContextManager[None]
+    ) -> None:
+        self._idle, self._idle_s, self._limit, self._told = idle, idle_s, limit_bytes, told
         self._tasks: deque[tuple[Task, int, int]] = deque()
         self._done = 0  # tasks so far
         self.is_stopping = False
@@ -44,7 +48,8 @@ class Background:
 
     def check(self) -> None:
         """Raise the error that ended the thread, if one did."""
-        self._raise_error()
+        if self.error is not None:
+            raise self.error
 
     def wait_for_room(self, memory: int) -> None:
         """Return once there is room for a task that holds so much memory."""
@@ -67,7 +72,7 @@ class Background:
         with self._lock:
             number = self._done + len(self._tasks)
             self._changed.wait_for(lambda: self.error or self._done >= number or self._is_over())
-            self._raise_error()
+            self.check()
 
     def stop(self, finish: bool) -> None:
         """End the thread, after the queued tasks or before them; never raises."""
@@ -91,31 +96,28 @@ class Background:
                 or self._memory + memory <= self._limit
             )
         )
-        self._raise_error()
+        self.check()
 
     def _is_over(self) -> bool:
         return self.is_stopping and not self._tasks
 
-    def _raise_error(self) -> None:
-        if self.error is not None:
-            raise self.error
-
     def _run(self) -> None:
         try:
-            idle_at = time.monotonic() + self._idle_s
-            while self._wait(idle_at):
-                if self._tasks:
-                    task, nbytes, memory = self._tasks[0]
-                    task()
-                    with self._lock:  # only now, so that an empty queue means all done
-                        self._tasks.popleft()
-                        self._done += 1
-                        self.queued_bytes -= nbytes
-                        self._memory -= memory
-                        self._changed.notify_all()
-                if time.monotonic() >= idle_at:
-                    self._idle()
-                    idle_at = time.monotonic() + self._idle_s
+            with self._told:
+                idle_at = time.monotonic() + self._idle_s
+                while self._wait(idle_at):
+                    if self._tasks:
+                        task, nbytes, memory = self._tasks[0]
+                        task()
+                        with self._lock:  # only now, so that an empty queue means all done
+                            self._tasks.popleft()
+                            self._done += 1
+                            self.queued_bytes -= nbytes
+                            self._memory -= memory
+                            self._changed.notify_all()
+                    if time.monotonic() >= idle_at:
+                        self._idle()
+                        idle_at = time.monotonic() + self._idle_s
         except BaseException as error:
             with self._lock:
                 self.error = error

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from featcache.container_files import PAGE_BYTES, Pages, sync_directory
+from featcache.container_files import Pages, sync_directory
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
 from featcache.format.annotations import AnnotationValues, stored_columns
-from featcache.format.columns import ColumnFile, ends_of, save_columns
-from featcache.format.files import make_directory, pack_json, write_durably
+from featcache.format.columns import ColumnFile
+from featcache.format.files import make_directory
 from featcache.format.index import Index, read_index
 from featcache.format.journal import Header
 from featcache.format.lock import FILES as LOCK_FILES
@@ -33,16 +33,13 @@ from featcache.format.manifest import (
     read_manifest,
 )
 from featcache.format.part import (
-    COLUMNS,
     PART_NAME,
     SEAL,
-    Columns,
     SealedPart,
     container_columns,
     entries,
     index_columns,
     new_part_name,
-    read_part,
     remove_part,
     rows_of,
 )
@@ -51,9 +48,9 @@ from featcache.reading.generation import Generation
 from featcache.writing import part_writer
 from featcache.writing.changes import Changes
 from featcache.writing.copies import CopySource, StoredArrays, copy_rows
-from featcache.writing.free_space import margin
+from featcache.writing.free_space import check_free, margin
 from featcache.writing.held import HeldCache
-from featcache.writing.open_part import Declarations
+from featcache.writing.open_part import Declarations, page_columns, write_seal
 from featcache.writing.publish import AnnotatedRows, ExpectedIds, merged_stats, publish
 from featcache.writing.recover import still_written
 
@@ -178,28 +175,16 @@ def seal_adopted(
     columns = itertools.chain(
         index_columns([index], rows, list(header.dims), index.stats),
         container_columns([""], [index.containers]).items(),
-        _page_columns(known),
+        page_columns(known),
         *(stored_columns(each, annotations[each].take(rows.order)) for each in sorted(annotations)),
     )
-    content: dict[str, object] = {"name": name, "rows": len(rows.ids), "page_bytes": PAGE_BYTES}
-    content |= {"block_rows": dict(header.block_rows), "header": header.to_json()}
-    content |= {"adopted": dataclasses.asdict(adopted)}
+    told = dataclasses.asdict(adopted)
     try:
-        content["columns"] = save_columns(directory / COLUMNS, columns)
-        write_durably(directory / SEAL, pack_json(content))
+        return write_seal(cache, name, header, len(rows.ids), columns, adopted=told)
     except BaseException:
         if not (directory / SEAL).exists():  # or it counts
             shutil.rmtree(directory)
         raise
-    sealed = read_part(cache, name)
-    if sealed is None:
-        raise CorruptCacheError(f"{str(directory / SEAL)!r} is not there after it was written")
-    return sealed
-
-
-def _page_columns(pages: Sequence[Pages]) -> Columns:
-    yield "page_ends", ends_of([len(each) for each in pages])
-    yield "pages", np.concatenate([np.empty(0, np.uint64), *pages])
 
 
 def seal_again(
@@ -216,12 +201,7 @@ def seal_again(
     adopted = part.entry.adopted
     if adopted is None:
         raise CorruptCacheError(f"part {part.entry.name!r} is not adopted")
-    header = dataclasses.replace(
-        part.header,
-        build=manifest.build,
-        fingerprint=manifest.building_fingerprint,
-        replaces=(part.entry.name,),
-    )
+    header = _header([part], manifest)
     if index is not None:
         adopted = dataclasses.replace(adopted, collected=True)
     else:
@@ -260,13 +240,12 @@ def check_space(cache: Path, parts: Iterable[Sized], manifest: Manifest) -> None
     rows = sum(each.rows for each in listed)
     needed = sum(each.nbytes for each in listed)
     needed += margin(len(manifest.features), manifest.rows + 2 * rows)
-    free = shutil.disk_usage(cache).free
-    if needed > free:
-        raise StorageFullError(
-            f"{free:,} bytes are free on the disk of {str(cache)!r}; to rewrite {rows:,} "
-            f"utterances, {needed:,} are needed until the old files go: free some space and run "
-            "the same again; nothing was changed"
-        )
+    check_free(
+        cache,
+        needed,
+        f"to rewrite {rows:,} utterances, {needed:,} are needed until the old files go: free some "
+        "space and run the same again; nothing was changed",
+    )
 
 
 def rewrite(
@@ -285,13 +264,18 @@ def rewrite(
             annotated = AnnotatedRows.of_part(cache, part, index)
             yield CopySource(arrays, annotated, live_rows(cache, part))
 
-    header = dataclasses.replace(
+    stats = merged_stats(cache, parts, manifest)
+    copy_rows(cache, features, _header(parts, manifest), sources(), stats)
+
+
+def _header(parts: Sequence[SealedPart], manifest: Manifest) -> Header:
+    """Return the header of a part that takes the place of others, which are of one shape."""
+    return dataclasses.replace(
         parts[0].header,
         build=manifest.build,
         fingerprint=manifest.building_fingerprint,
         replaces=tuple(part.entry.name for part in parts),
     )
-    copy_rows(cache, features, header, sources(), merged_stats(cache, parts, manifest))
 
 
 # Compacts a cache: parts are rewritten without what was deleted, small ones become few.

@@ -71,6 +71,11 @@ class StoredArrays:
         """Sort rows by where their first bytes lie."""
         return rows[np.lexsort(self.places(rows)[::-1])]
 
+    def check(self, rows: Ints) -> None:
+        """Raise `CorruptCacheError` for an array of rows that is not what was written."""
+        for _ in self.batches(rows):
+            pass  # what is read is compared with the checksums
+
     def let_go(self) -> None:
         """Close the files until they are needed again: not all systems remove open ones."""
         self._containers.let_go()
@@ -83,13 +88,12 @@ class StoredArrays:
         return _one_ahead(self._batches(rows))
 
     def _batches(self, rows: Ints) -> Iterator[CopiedRows]:
-        placed = None
-        for following in self._places(rows):
-            if placed is not None:
-                yield self._batch(*placed)
-            placed = following
-        if placed is not None:
-            yield self._batch(*placed)
+        places = self._places(rows)
+        following = next(places, None)
+        while following is not None:
+            (some, placed), following = following, next(places, None)
+            arrays = {name: self._read(name, some, each) for name, each in placed.items()}
+            yield CopiedRows(some, arrays)
 
     def _places(self, rows: Ints) -> Iterator[tuple[Ints, dict[str, _Placed]]]:
         """Cut rows into batches, and have the system start to read them."""
@@ -106,11 +110,6 @@ class StoredArrays:
             self._containers.prefetch([run for each in placed.values() for run in each.runs])
             yield some, placed
             start = stop
-
-    def _batch(self, rows: Ints, placed: Mapping[str, _Placed]) -> CopiedRows:
-        return CopiedRows(
-            rows, {name: self._read(name, rows, each) for name, each in placed.items()}
-        )
 
     def _sizes(self, columns: FeatureColumns) -> Ints:
         """Return the bytes of each array; refuses extents that no file has."""

@@ -25,6 +25,13 @@ def margin(features: int, rows: int, spare: int = MARGIN_BYTES) -> int:
     return spare + (ROW_BYTES + FEATURE_BYTES * features) * rows
 
 
+def check_free(cache: Path, needed: int, why: str) -> None:
+    """Raise `StorageFullError`, which says why, unless so many bytes are free on the disk."""
+    free = shutil.disk_usage(cache).free
+    if needed > free:
+        raise StorageFullError(f"{free:,} bytes are free on the disk of {str(cache)!r}; {why}")
+
+
 class FreeSpace:
     """Refuses what the disk has no room for, before it is full.
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import array
 import dataclasses
-import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -73,7 +72,7 @@ from featcache.interface import (
 )
 from featcache.reading.feature_arrays import joined
 from featcache.stats import FeatureStats
-from featcache.writing.arrays import Utterances, encoded, pieces_of
+from featcache.writing.arrays import CheckedUtterances, encoded, pieces_of
 from featcache.writing.background import close_before_libraries_end
 
 # Groups of features that share the containers of a part.
@@ -238,28 +237,38 @@ def seal_directory(
         )
     (directory / COLUMNS).unlink(missing_ok=True)  # of one who died here before
     remove_unfinished(directory)
-    told = {
-        "name": name,
-        "rows": len(rows),
-        "page_bytes": PAGE_BYTES,
-        "block_rows": dict(header.block_rows),
-        "header": header.to_json(),
-        "columns": _save_columns(directory, rows, stats, pages),
-    }
-    write_durably(directory / SEAL, pack_json(told))
-    sealed = read_part(cache, name)
-    if sealed is None:
-        raise CorruptCacheError(f"{str(directory / SEAL)!r} is not there after it was written")
+    sealed = write_seal(cache, name, header, len(rows), _columns(directory, rows, stats, pages))
     (directory / journal.NAME).unlink(missing_ok=True)
     return sealed
 
 
-def _save_columns(
+def write_seal(
+    cache: Path, name: str, header: Header, rows: int, columns: Columns, **content: object
+) -> SealedPart:
+    """Write the columns of a part, and name them in `part.json`: from then on the part counts."""
+    directory = cache / PARTS / name
+    content |= {"name": name, "rows": rows, "page_bytes": PAGE_BYTES, "header": header.to_json()}
+    content["block_rows"] = dict(header.block_rows)
+    content["columns"] = save_columns(directory / COLUMNS, columns)
+    write_durably(directory / SEAL, pack_json(content))
+    sealed = read_part(cache, name)
+    if sealed is None:
+        raise CorruptCacheError(f"{str(directory / SEAL)!r} is not there after it was written")
+    return sealed
+
+
+def page_columns(pages: Collection[Pages]) -> Columns:
+    """Yield the checksums of the pages of each container as columns."""
+    yield "page_ends", ends_of([len(each) for each in pages])
+    yield "pages", np.concatenate([np.empty(0, np.uint64), *pages])
+
+
+def _columns(
     directory: Path,
     rows: PartRows,
     stats: Mapping[str, FeatureStats],
     known_pages: Mapping[str, Pages],
-) -> str:
+) -> Columns:
     pages = dict(_all_pages(directory, known_pages))
     sizes = {path: (directory / path).stat().st_size for path in pages}
     for path in sorted(rows.paths() - pages.keys()):
@@ -281,16 +290,10 @@ def _save_columns(
     )
     index = rows.index(containers, stats)
     in_order = rows_of([index], [])
-    columns = itertools.chain(
-        index_columns([index], in_order, [*index.features], stats),
-        container_columns([""], [containers]).items(),
-        [
-            ("page_ends", ends_of([len(each) for each in pages.values()])),
-            ("pages", np.concatenate([np.empty(0, np.uint64), *pages.values()])),
-        ],
-        rows.annotations(in_order.order),
-    )
-    return save_columns(directory / COLUMNS, columns)
+    yield from index_columns([index], in_order, [*index.features], stats)
+    yield from container_columns([""], [containers]).items()
+    yield from page_columns(pages.values())
+    yield from rows.annotations(in_order.order)
 
 
 def extents_of(utterances: Iterable[Utterance]) -> Iterator[Extent]:
@@ -338,8 +341,9 @@ class OpenPart:
         self._header = header
         self._features = features
         self._specs = {key: feature.spec(header.dims[key]) for key, feature in features.items()}
-        self._blocks = {key: feature.blocks(header.dims[key]) for key, feature in features.items()}
-        codecs = {key: spec.codec for key, spec in self._specs.items()}
+        cut = {key: feature.blocks(header.dims[key]) for key, feature in features.items()}
+        self._blocks = {key: blocks for key, blocks in cut.items() if blocks is not None}
+        codecs = {key: self._specs[key].codec for key in self._blocks}
         self._lossy = {key for key, codec in codecs.items() if codec and not codec.lossless}
         with_stats = [key for key, feature in features.items() if feature.stats]
         self.stats = {key: FeatureStats.empty(header.dims[key]) for key in with_stats}
@@ -366,9 +370,9 @@ class OpenPart:
 
     def is_raw(self, name: str) -> bool:
         """Whether a feature is stored without a codec."""
-        return self._specs[name].codec is None
+        return name not in self._blocks
 
-    def prepare(self, utterances: Utterances) -> None:
+    def prepare(self, utterances: CheckedUtterances) -> None:
         """Encode arrays of lossy codecs, and have formats look at all; in any thread.
 
         Raises `FeatureError` for numbers that a codec refuses, as no lossless one does, and for
@@ -384,7 +388,7 @@ class OpenPart:
         if self._lossy:
             utterances.encoded = {name: self._encode(name, utterances) for name in self._lossy}
 
-    def append(self, utterances: Utterances) -> None:
+    def append(self, utterances: CheckedUtterances) -> None:
         """Store utterances, and take them into the statistics."""
         self._journal.check_there()
         for name in self.stats:
@@ -512,7 +516,7 @@ class OpenPart:
             container.abort()
         self._containers = []
 
-    def _encode(self, name: str, utterances: Utterances) -> list[EncodedArray]:
+    def _encode(self, name: str, utterances: CheckedUtterances) -> list[EncodedArray]:
         spec, blocks = self._specs[name], self._blocks[name]
         arrays = zip(utterances.ids, utterances.arrays[name].each(), strict=True)
         return [encoded(id, array, spec, blocks) for id, array in arrays]

@@ -26,10 +26,10 @@ from featcache.writing.arrays import (
     NOTHING,
     ArrayLike,
     BatchLayout,
+    CheckedUtterances,
     CopyMemory,
     FirstShapes,
     LengthsByFeature,
-    Utterances,
     check_batch,
     check_one,
 )
@@ -156,11 +156,11 @@ class PartWriter:
 
     def _take(
         self,
-        pieces: Sequence[Utterances],
-        hand_over: Callable[[OpenPart, Utterances], object],
+        pieces: Sequence[CheckedUtterances],
+        hand_over: Callable[[OpenPart, CheckedUtterances], object],
     ) -> None:
         """Hand over utterances, once it is sure that all of them can be stored."""
-        self._check_not_closed()
+        self.check_open()
         self._thread.check()
         kinds, dims, nbytes, number = self._kinds, self._dims, 0, self._count
         for piece in pieces:
@@ -186,7 +186,7 @@ class PartWriter:
             hand_over(self._part_for(piece), piece)
             self._count_taken(piece)
 
-    def _count_taken(self, taken: Utterances) -> None:
+    def _count_taken(self, taken: CheckedUtterances) -> None:
         for id in taken.ids:
             self._known.take(id, self._count)
             self._count += 1
@@ -306,15 +306,11 @@ class PartWriter:
         return self._lock
 
     def check_open(self) -> None:
-        """Raise `ClosedError` for a writer that is closed, or belongs to another process."""
-        self._thread.check_process()
-        self._check_not_closed()
-
-    def _check_not_closed(self) -> None:
+        """Raise `ClosedError` for a writer that is closed; `lock` is held."""
         if self.closed or self._thread.is_stopping:
             raise ClosedError(f"the writer of {str(self.path)!r} is closed; open another one")
 
-    def _part_for(self, utterances: Utterances) -> OpenPart:
+    def _part_for(self, utterances: CheckedUtterances) -> OpenPart:
         if self._part is None:
             dims = {name: each.array.shape[1:] for name, each in utterances.arrays.items()}
             header = header_for(self.features, dims, self._build, self._fingerprint)

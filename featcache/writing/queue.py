@@ -25,7 +25,7 @@ from featcache.format.manifest import NAME, PARTS, Manifest, read_manifest
 from featcache.format.part import remove_part
 from featcache.interface import Array, Bytes, EncodedArray
 from featcache.stats import FeatureStats
-from featcache.writing.arrays import BLOCK_BYTES, CopyMemory, Packed, Utterances
+from featcache.writing.arrays import BLOCK_BYTES, CheckedUtterances, CopyMemory, Packed
 from featcache.writing.background import Background, nothing
 from featcache.writing.held import HeldCache
 from featcache.writing.known_ids import KnownIds
@@ -171,7 +171,7 @@ class Staging:
         part: OpenPart,
         features: Mapping[str, FeatureStorageConfig],
         memory: CopyMemory,
-        first: Utterances,
+        first: CheckedUtterances,
     ) -> None:
         self.part = part
         self.nbytes = self.memory = 0
@@ -185,12 +185,12 @@ class Staging:
             self.memory += len(taken)
         self._taken: list[_Taken] = []
         self._counted = 0  # bytes up to where statistics were looked at
-        self._batch: Utterances | None = None
+        self._batch: CheckedUtterances | None = None
 
     def __len__(self) -> int:
         return len(self._taken)
 
-    def add(self, utterance: Utterances) -> bool:
+    def add(self, utterance: CheckedUtterances) -> bool:
         """Copy the arrays of one utterance; False if there is no room, or `batch` was called."""
         number = len(self._taken)
         if self._batch is not None or 0 < number >= MOST_ROWS:
@@ -214,20 +214,18 @@ class Staging:
             self._counted = self.nbytes
         return True
 
-    def batch(self) -> Utterances:
+    def batch(self) -> CheckedUtterances:
         """Return the utterances as the part takes them: the same object each time."""
-        self._batch = self._batch or self._made_batch()
+        if self._batch is None:
+            ids, stamps, annotations, encoded = zip(*self._taken, strict=True)
+            arrays = {name: rows.packed(len(ids)) for name, rows in self._rows.items()}
+            batch = CheckedUtterances(ids, arrays, _joined(stamps), _joined(annotations))
+            batch.encoded = {name: [each[name][0] for each in encoded] for name in encoded[0]}
+            self._batch = batch
         return self._batch
 
-    def _made_batch(self) -> Utterances:
-        ids, stamps, annotations, encoded = zip(*self._taken, strict=True)
-        arrays = {name: rows.packed(len(ids)) for name, rows in self._rows.items()}
-        batch = Utterances(ids, arrays, _joined(stamps), _joined(annotations))
-        batch.encoded = {name: [each[name][0] for each in encoded] for name in encoded[0]}
-        return batch
 
-
-# id, stamps, annotations and arrays of lossy codecs of one of `Utterances`, which has more of it
+# of one utterance: its id, stamps, annotations, and the arrays of lossy codecs
 _Taken = tuple[
     str, Mapping[str, Stamps], Mapping[str, Values], Mapping[str, Sequence[EncodedArray]]
 ]
@@ -306,11 +304,12 @@ class HandOver:
     ) -> None:
         self._pid = os.getpid()
         self.may_commit: Callable[[], bool] = _yes
-        self._path, self._kept, self._commit = path, under_way.kept, under_way.commit
+        self._path, self._commit = path, under_way.commit
         self._features, self._memory = features, memory
         self._waiting: Staging | None = None  # for more
         self._taking = threading.Lock()  # either thread takes what waits
-        self._background = Background(self._idle, COMMIT_INTERVAL_S, QUEUE_BYTES)
+        told = explained(path, under_way.kept)
+        self._background = Background(self._idle, COMMIT_INTERVAL_S, QUEUE_BYTES, told)
 
     @property
     def nbytes(self) -> int:
@@ -334,10 +333,9 @@ class HandOver:
 
     def check(self) -> None:
         """Raise the error that ended the thread, if one did."""
-        if self._background.error is not None:
-            self.drain()
+        self._background.check()
 
-    def add(self, part: OpenPart, utterance: Utterances) -> None:
+    def add(self, part: OpenPart, utterance: CheckedUtterances) -> None:
         """Copy an utterance, as `Staging.add` does, and hand it over, maybe with some to follow."""
         with self._taking:
             if self._waiting is not None and self._waiting.add(utterance):
@@ -348,7 +346,7 @@ class HandOver:
             waiting.add(utterance)
             self._waiting = waiting  # which is never empty, whatever interrupts this
 
-    def put_batch(self, part: OpenPart, batch: Utterances) -> None:
+    def put_batch(self, part: OpenPart, batch: CheckedUtterances) -> None:
         """Hand over utterances."""
         self._put_waiting()
         self._put(part, batch, batch.nbytes)
@@ -356,37 +354,33 @@ class HandOver:
     def put(self, task: Callable[[], object]) -> None:
         """Run a task behind all that was handed over before."""
         self._put_waiting()
-        with explained(self._path, self._kept):
-            self._background.put(task, 0, 0)
+        self._background.put(task, 0, 0)
 
     def drain(self) -> None:
         """Return once all that was handed over before is stored; raises what went wrong."""
         self._put_waiting()
-        with explained(self._path, self._kept):
-            self._background.drain()
+        self._background.drain()
 
     def stop(self, finish: bool) -> None:
         """End the thread, after what was handed over or before that; never raises."""
         self._background.stop(finish)
         self._waiting = None
         # or those who gave them live on in a circle
-        self._commit, self._kept, self.may_commit = nothing, str, _yes
+        self._commit, self.may_commit = nothing, _yes
 
     def _put_waiting(self) -> None:
         waiting = self._waiting
         if waiting is not None:
-            with explained(self._path, self._kept):
-                self._background.wait_for_room(waiting.memory + NOTE_BYTES * len(waiting))
+            self._background.wait_for_room(waiting.memory + NOTE_BYTES * len(waiting))
             with self._taking:
                 # an interrupt (Ctrl-C) anywhere here leaves them waiting, to be put once more
                 if self._waiting is not None:
                     self._put(waiting.part, waiting.batch(), waiting.memory)
                     self._waiting = None
 
-    def _put(self, part: OpenPart, batch: Utterances, memory: int) -> None:
-        with explained(self._path, self._kept):
-            task = partial(_store, part, batch)
-            self._background.put(task, batch.nbytes, memory + NOTE_BYTES * len(batch))
+    def _put(self, part: OpenPart, batch: CheckedUtterances, memory: int) -> None:
+        task = partial(_store, part, batch)
+        self._background.put(task, batch.nbytes, memory + NOTE_BYTES * len(batch))
 
     def _idle(self) -> None:
         with self._taking:
@@ -398,7 +392,7 @@ class HandOver:
             self._commit()
 
 
-def _store(part: OpenPart, batch: Utterances) -> None:
+def _store(part: OpenPart, batch: CheckedUtterances) -> None:
     if not batch.is_stored:
         batch.is_stored = True
         part.append(batch)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -18,7 +17,7 @@ from typing import cast
 import numpy as np
 
 from featcache.container_files import sync_directory
-from featcache.errors import CacheLockedError, CorruptCacheError, StorageFullError
+from featcache.errors import CacheLockedError, CorruptCacheError
 from featcache.format import journal as journals
 from featcache.format.annotations import AnnotationValues, kinds_of
 from featcache.format.columns import Strings
@@ -40,7 +39,7 @@ from featcache.format.part import SEAL, checksum, list_parts, read_part, remove_
 from featcache.interface import Extent, FinishesFiles
 from featcache.reading.containers import Containers
 from featcache.writing.copies import CopySource, StoredArrays, copy_rows
-from featcache.writing.free_space import margin
+from featcache.writing.free_space import check_free, margin
 from featcache.writing.held import HeldCache
 from featcache.writing.open_part import (
     Declarations,
@@ -136,13 +135,12 @@ def copy_part(
 def _check_space(dead: DeadPart, utterances: Sequence[Utterance]) -> None:
     needed = sum(extent.nbytes for extent in extents_of(utterances))
     needed += margin(len(utterances[0].arrays), 2 * len(utterances), SPARE_BYTES)
-    free = shutil.disk_usage(dead.cache).free
-    if needed > free:
-        raise StorageFullError(
-            f"{free:,} bytes are free on the disk of {str(dead.cache)!r}; to bring back what a "
-            f"writer that died had committed, part {dead.name!r} is copied once, which needs "
-            f"{needed:,}: free some space and run the same again"
-        )
+    check_free(
+        dead.cache,
+        needed,
+        f"to bring back what a writer that died had committed, part {dead.name!r} is copied once, "
+        f"which needs {needed:,}: free some space and run the same again",
+    )
 
 
 DAMAGED = ".damaged"  # behind the name of a part that is set aside: nobody reads or removes it

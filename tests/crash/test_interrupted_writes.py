@@ -18,7 +18,7 @@ import featcache
 from featcache import CacheWriter
 from featcache.format.part import checksums
 from featcache.writing import queue
-from featcache.writing.arrays import CopyMemory, Utterances, check_one, pieces_of
+from featcache.writing.arrays import CheckedUtterances, CopyMemory, check_one, pieces_of
 
 WRITING = LIBRARY / "writing"
 
@@ -107,7 +107,7 @@ def test_two_interrupts_in_a_row_spoil_no_other_utterance(
         assert is_added(waiting, 9, Interrupt(max(lines), WRITING))  # all lines were interrupted
 
 
-def utterance(number: int) -> Utterances:
+def utterance(number: int) -> CheckedUtterances:
     arrays = {"fbank": arrays_of(number)["fbank"]}
     return check_one(f"utt-{number}", arrays, {}, {}, {"fbank": FEATURES[0]})
 

@@ -19,12 +19,11 @@ from featcache.extraction.table_rows import TableRows, is_adopted
 from featcache.format.annotations import Value, wider_kind
 from featcache.format.files import from_storage
 from featcache.format.fingerprint import fingerprint_digest
-from featcache.format.index import FeatureColumns, Index
+from featcache.format.index import FeatureColumns
 from featcache.format.manifest import read_manifest
 from featcache.format.part import SealedPart, checksum, sealed_in
 from featcache.interface import Ints
-from featcache.reading.containers import Containers
-from featcache.reading.feature_arrays import FeatureArrays, OpenedPart, stored_blocks
+from featcache.reading.feature_arrays import OpenedPart, stored_blocks
 from featcache.reading.generation import Generation
 from featcache.reading.opening import ROLE, joined_mapping, witnesses
 from featcache.registry import RAW, get_codec
@@ -244,16 +243,6 @@ def _values(cache: Cache, name: str, begin: int, end: int) -> list[Value | None]
 SAMPLED = 64  # of so many arrays one is read, where digests tell of the bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A sealed part, open for reading before any generation names it."""
-
-    name: str
-    index: Index
-    containers: Containers
-    arrays: Mapping[str, FeatureArrays]
-
-
 @dataclass
 class ReadBack:
     """Reads what is sealed, and compares it with the source.
@@ -318,8 +307,7 @@ class ReadBack:
         for columns in index.features.values():
             extents = np.flatnonzero(~told[columns.container])
             read[columns.first.searchsorted(extents, "right") - 1] = True
-        for _ in arrays.batches(in_order[read[in_order]]):
-            pass  # what is read is compared with the checksums
+        arrays.check(in_order[read[in_order]])
         self.compared.add(sealed.entry.name)
 
     def parts(self, parts: Iterable[SealedPart]) -> None:
@@ -339,12 +327,11 @@ class ReadBack:
             }
             if same:
                 arrays = StoredArrays(self.cache, sealed.directory, index, same)
-                for _ in arrays.batches(arrays.in_order_of_bytes(inner)):
-                    pass  # what is read is compared with the checksums
-            part = self._open(sealed, index)
+                arrays.check(arrays.in_order_of_bytes(inner))
+            part = OpenedPart.of(self.cache, sealed, self._declared, index)
             for name in self.features.keys() - same.keys():
                 for row, place in zip(rows.tolist(), inner.tolist(), strict=True):
-                    self._compare(part, place, row, name)
+                    self._compare(sealed, part, place, row, name)
             part.containers.close()
             self.compared.add(sealed.entry.name)
 
@@ -369,25 +356,23 @@ class ReadBack:
             )
         return found
 
-    def _open(self, sealed: SealedPart, index: Index) -> _Part:
-        opened = OpenedPart.of(self.cache, sealed, self._declared, index)
-        return _Part(sealed.entry.name, index, opened.containers, opened.arrays)
-
-    def _compare(self, part: _Part, place: int, row: int, name: str) -> None:
+    def _compare(
+        self, sealed: SealedPart, part: OpenedPart, place: int, row: int, name: str
+    ) -> None:
         """Compare an array with the source's, and its bytes with their checksum."""
         columns, id = part.index.features[name], part.index.id(place)
         blocks = stored_blocks(columns, place, part.containers)
         if checksum(blocks.blocks) != int(columns.checksum[place]):
-            raise self._unlike(part, id, name, "its bytes are not what was written")
+            raise self._unlike(sealed, id, name, "its bytes are not what was written")
         source = self.rows.array(row, name)
         stored = part.arrays[name].read(place)
         wanted = to_storage(id, source, self.features[name])
         if self.features[name].time_axis is None:
             wanted = wanted[0]
         if stored.shape != wanted.shape:
-            raise self._unlike(part, id, name, f"its shape is {stored.shape}, not {wanted.shape}")
+            raise self._unlike(sealed, id, name, f"its shape is {stored.shape}, not {wanted.shape}")
         if self._is_lossless(name) and not _same_bits(stored, wanted):
-            raise self._unlike(part, id, name, "it is another array")
+            raise self._unlike(sealed, id, name, "it is another array")
         if not self._exact[name]:
             found = from_storage(stored, self.features[name].dtype)
             self.errors[name] = max(self.errors[name], _largest_difference(found, source))
@@ -396,11 +381,11 @@ class ReadBack:
         codec = self.features[name].make_codec()
         return codec is None or codec.lossless
 
-    def _unlike(self, part: _Part, id: str, name: str, why: str) -> CorruptCacheError:
+    def _unlike(self, part: SealedPart, id: str, name: str, why: str) -> CorruptCacheError:
         return CorruptCacheError(
-            f"utterance {id!r}, feature {name!r}, in part {part.name!r} of {str(self.cache)!r} is "
-            f"not what the source has: {why}; if the source has changed since, convert it anew "
-            "(overwrite=True), else see to the disk"
+            f"utterance {id!r}, feature {name!r}, in part {part.entry.name!r} of "
+            f"{str(self.cache)!r} is not what the source has: {why}; if the source has changed "
+            "since, convert it anew (overwrite=True), else see to the disk"
         )
 
 

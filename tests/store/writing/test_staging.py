@@ -14,7 +14,7 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.stats import FeatureStats
 from featcache.writing import queue
-from featcache.writing.arrays import BLOCK_BYTES, Utterances
+from featcache.writing.arrays import BLOCK_BYTES, CheckedUtterances
 from featcache.writing.open_part import OpenPart
 
 
@@ -50,7 +50,7 @@ def test_memory_of_utterances_that_fill_little_of_it_is_counted(
     array = np.ones((100, 40), np.float32)
     append = OpenPart.append
 
-    def slow(part: OpenPart, batch: Utterances) -> None:
+    def slow(part: OpenPart, batch: CheckedUtterances) -> None:
         time.sleep(0.002)
         append(part, batch)
 
