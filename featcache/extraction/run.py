@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar, cast
@@ -412,7 +412,8 @@ class Run:
         """Treatment of the items that are loaded."""
         return Loading(self.job.mentioned, self.opened.seed)
 
-    def open_part(self) -> PartWriter:
-        """Open a part of the cache."""
+    @property
+    def open_part(self) -> Callable[..., PartWriter]:
+        """What opens a part of the cache."""
         to = self.destination
-        return PartWriter(to.path.absolute(), to.features, self.opened.fingerprint)
+        return partial(PartWriter, to.path.absolute(), to.features, self.opened.fingerprint)

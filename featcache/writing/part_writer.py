@@ -171,10 +171,19 @@ class PartWriter:
         path: the cache directory.
         features: the declarations, the same as the `CacheWriter`'s.
         fingerprint: what the features are made from, the same as the `CacheWriter`'s.
+        on_part: told the name of each part before anything is written to it.
+
+    Attributes:
+        parts: the names of the parts that it has begun.
     """
 
     def __init__(
-        self, path: str | Path, features: Features, fingerprint: Mapping[str, object] | None = None
+        self,
+        path: str | Path,
+        features: Features,
+        fingerprint: Mapping[str, object] | None = None,
+        *,
+        on_part: Callable[[str], object] = lambda name: None,
     ) -> None:
         self.path = directory(path, "a cache").absolute()
         self.features = by_name(features)
@@ -196,8 +205,8 @@ class PartWriter:
         # takes what is written; the thread that stores may be at the one before
         self._part: OpenPart | None = None
         self._part_bytes = self._part_rows = 0
-        # told the name of each part before anything is written to it
-        self.on_part: Callable[[str], object] = lambda name: None
+        self._on_part = on_part
+        self.parts: list[str] = []
         self._may_seal: Callable[[], bool] = _yes
         self._under_way = PartsUnderWay(self.path, self._known)
         self._thread = HandOver(self.path, self.features, self._memory, self._under_way)
@@ -444,7 +453,8 @@ class PartWriter:
         if self._part is None:
             header = header_for(self.features, dims, self._build, self._fingerprint)
             self._part = self._under_way.start(self.features, header)
-            self.on_part(self._part.name)
+            self._on_part(self._part.name)
+            self.parts.append(self._part.name)
             self._dims = dims
         return self._part
 
