@@ -73,7 +73,7 @@ def convert_on_workers(
     tasks: Sequence[ConversionTask],
     bar: ProgressBar,
 ) -> Iterator[TaskResult]:
-    """Have workers do tasks, those of a lost one by another; yields the end of each.
+    """Do tasks on workers, those of a lost one on another; yields the end of each.
 
     Raises what a worker raised, `IncompleteError` if they die again and again.
     """

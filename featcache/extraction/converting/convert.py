@@ -84,7 +84,7 @@ class Conversion:
 
     @property
     def open_part(self) -> Callable[..., PartWriter]:
-        """What begins a part of the cache."""
+        """Function that begins a part of the cache."""
         return partial(PartWriter, self.path, self.features, self.fingerprint)
 
     def read_back(self) -> ReadBack:
