@@ -163,7 +163,7 @@ class _Filling:
         tells = self._ranks.rank == 0 and not self._options.append and (of_all or not to.beside)
         level = logging.WARNING if tells else logging.DEBUG
         cache = to.cache() if to.beside and not of_all else to.whole()
-        return view_of(cache, ids, rows_of_ids=self._rows, level=level)
+        return view_of(cache, ids, self._rows, level)
 
     def _annotate(self, here: _Open | None) -> None:
         """On rank 0, store the annotations that the cache lacks, or has others of."""
@@ -322,7 +322,8 @@ class _Filling:
             checking.keep(writer)
             found.apply(writer)
             stack.pop_all()  # it stays open
-        if self._is_last and self._job.in_workers and self._options.check == "probe":
+        # more than the probe is computed again at the end
+        if self._is_last and self._job.in_workers and self._options.check in ("probe", None):
             self._job.forget()
 
     # Computing and publishing.
