@@ -1,4 +1,4 @@
-"""Ranks, annotations and plan of a run: which process computes what, and in which order."""
+"""`Run`: a job under way; its ranks, the annotations of its data set, and its plan."""
 
 from __future__ import annotations
 

@@ -123,6 +123,12 @@ class Dispatch(Generic[T]):
         second. Raises what the function returned as an error, and `IncompleteError` if the
         scheduler is gone, or if a worker that the scheduler has lost does not end.
         """
+        for task, outcome in self._outcomes(tend):
+            if isinstance(outcome, Exception):  # raised here, where no frame holds a future
+                raise outcome
+            yield task, outcome
+
+    def _outcomes(self, tend: Callable[[], None]) -> Iterator[tuple[T, Any]]:
         while self._waiting or self._under_way:
             self._submit()
             self._workers.look_after()
@@ -184,8 +190,6 @@ class Dispatch(Generic[T]):
         if isinstance(outcome, TaskTakenError):
             return self._lost(one, outcome)
         del self._under_way[one.number]
-        if isinstance(outcome, Exception):
-            raise outcome
         return outcome
 
     def _lost(self, one: _UnderWay[T], error: Exception) -> LostAttempt:
