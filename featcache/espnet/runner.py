@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,6 @@ from featcache.format.files import make_directory
 from featcache.format.lock import WriterLock
 from featcache.interface import Ints
 from featcache.workers.config import ParallelConfig, config_or_client
-from featcache.workers.pickling import returned
 from featcache.writing.cache_writer import CacheWriter
 
 if TYPE_CHECKING:
@@ -89,8 +88,6 @@ class DaskExecutor:
             self._dispatch.add(ShardJob(work, settings, task))
         for job, outcome in self._dispatch.outcomes():
             task = job.task
-            if isinstance(outcome, Exception):
-                raise outcome
             if not isinstance(outcome, LostAttempt):
                 yield task, outcome
             elif outcome.batch is None:  # it was waiting there, the worker was at another
@@ -132,29 +129,18 @@ def executor_for(
     set_up = partial(_set_up, provider.build_worker_setup_fn())
     with (
         workers_of(parallel, set_up) as workers,
-        Dispatch[ShardJob](workers, attempts, _do, workers.env) as dispatch,
+        Dispatch[ShardJob](workers, attempts) as dispatch,
     ):
         yield DaskExecutor(dispatch)
 
 
-# what Dask calls:
-
-
 def _set_up(setup_fn: Callable[[], object]) -> dict[str, object]:
     maker = ShardMaker(setup_fn())
-    return {"work": maker, "part": maker.share}
+    return {"work": partial(_do, maker), "part": maker.share}
 
 
-def _do(number: int, job: ShardJob, env: str) -> object:
-    from distributed import get_worker
-
-    from featcache.workers.worker_env import env_of
-
-    def do() -> object:
-        maker = cast(ShardMaker, env_of(get_worker(), env)["work"])
-        return job.work(maker, job.settings, job.task._replace(number=number))
-
-    return returned(do)
+def _do(maker: ShardMaker, number: int, job: ShardJob, report: object) -> object:
+    return job.work(maker, job.settings, job.task._replace(number=number))
 
 
 # `CollectStatsRunner`: statistics and shapes of a data set, in the files that ESPnet reads.

@@ -61,11 +61,7 @@ class RowsOfIds:
 
 
 def view_of(
-    cache: Cache,
-    ids: Sequence[str] | None,
-    *,
-    rows_of_ids: RowsOfIds,
-    level: int = logging.INFO,
+    cache: Cache, ids: Sequence[str] | None, rows_of_ids: RowsOfIds, level: int
 ) -> FeatureTable:
     """Return the view of those utterances that a cache holds, in the order of its rows.
 

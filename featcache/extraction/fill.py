@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -80,12 +81,12 @@ def fill(
     Raises what `featcache.extract` raises.
     """
     ranks = Ranks(alone=True) if ranks is None else ranks
-    beside = DatasetAnnotations.of(job.source, options.annotations, destination.storage.features)
     find = partial(destination.shares, overwrite=options.overwrite)
     shares = ranks.together(find)[0]
     for number, share in enumerate(shares):
-        filling = _Filling(job, share, options, ranks, is_last=number == len(shares) - 1)
-        ids = filling.run(beside if number == 0 else None)  # annotations are stored once
+        some = options if number == 0 else replace(options, annotations=())  # stored once
+        filling = _Filling(job, share, some, ranks, is_last=number == len(shares) - 1)
+        ids = filling.run()
         view = filling.view(ids, of_all=False)
     return view if len(shares) == 1 else filling.view(ids, of_all=True)
 
@@ -109,12 +110,14 @@ class _Open(NamedTuple):
         writer: publishes; None: nothing is missing.
         checking: has computed utterances again, to compare them.
         numbers: of the ids, where utterances have ids and numbers.
+        annotations: of the data set, if any.
     """
 
     opened: Opened
     writer: CacheWriter | None
     checking: Checking
     numbers: IdNumbers | None
+    annotations: DatasetAnnotations
 
 
 class _Filling:
@@ -128,10 +131,10 @@ class _Filling:
         self._inputs = ChangedInputs(job, refuses=options.on_changed == "raise")
         self._rows = RowsOfIds()
 
-    def run(self, annotations: DatasetAnnotations | None) -> Sequence[str] | None:
+    def run(self) -> Sequence[str] | None:
         """Fill the cache; return the ids of the data set, as far as they are known now."""
         to, ranks = self._to, self._ranks
-        here = ranks.each(partial(self._open, annotations))
+        here = ranks.each(self._open)
         told = ranks.gather(None if here is None else self._told(here))[0]
         opened, is_lacking = cast(tuple[Opened, bool], told)
         if opened.ids is None:
@@ -146,8 +149,8 @@ class _Filling:
                 raise
         if here is not None and not is_overwriting(to.path):
             here.checking.end(to.cache())
-        if annotations is not None:
-            ranks.together(partial(self._annotate, annotations))
+        if self._options.annotations:
+            ranks.together(partial(self._annotate, here))
         return ids
 
     def view(self, ids: Sequence[str] | None, *, of_all: bool) -> FeatureTable:
@@ -160,28 +163,28 @@ class _Filling:
         tells = self._ranks.rank == 0 and not self._options.append and (of_all or not to.beside)
         level = logging.WARNING if tells else logging.DEBUG
         cache = to.cache() if to.beside and not of_all else to.whole()
-        return view_of(cache, ids, rows_of_ids=self._rows, level=level)
+        return view_of(cache, ids, self._rows, level)
 
-    def _annotate(self, annotations: DatasetAnnotations) -> None:
+    def _annotate(self, here: _Open | None) -> None:
         """On rank 0, store the annotations that the cache lacks, or has others of."""
-        if self._ranks.rank or is_overwriting(self._to.path):
+        if here is None or is_overwriting(self._to.path):
             return
         cache = self._to.cache()
-        if unlike := annotations.unlike(cache):
+        if unlike := here.annotations.unlike(cache):
             cache.annotate(unlike)
 
     # Opening, on rank 0.
 
-    def _open(self, annotations: DatasetAnnotations | None) -> _Open | None:
+    def _open(self) -> _Open | None:
         """On rank 0, open the cache for writing."""
         if self._ranks.rank:
             return None
         to, job, options = self._to, self._job, self._options
         if not options.overwrite:
             self._refuse_another(job.ids)
-        if annotations is not None:
-            annotations.read(job.ids)
-            annotations.refuse_other_kinds(to.storage.path(to.split))
+        declared = to.storage.features
+        beside = DatasetAnnotations(job.source, job.ids, options.annotations, declared)
+        beside.refuse_other_kinds(to.storage.path(to.split))
         checking = Checking(job, to, self._inputs, options)
         opened = Opened(checking.fingerprint, checking.seed, self._ids(checking.fingerprint))
         numbers = None
@@ -191,7 +194,7 @@ class _Filling:
             opened, writer = self._opened(opened, checking)
         except StaleCacheError as error:
             raise checking.explained(error) from error
-        return _Open(opened, writer, checking, numbers)
+        return _Open(opened, writer, checking, numbers, beside)
 
     def _told(self, here: _Open) -> tuple[Opened, bool]:
         """Return what other ranks are told: not the ids that they know."""
@@ -319,7 +322,8 @@ class _Filling:
             checking.keep(writer)
             found.apply(writer)
             stack.pop_all()  # it stays open
-        if self._is_last and self._job.in_workers and self._options.check == "probe":
+        # more than the probe is computed again at the end
+        if self._is_last and self._job.in_workers and self._options.check in ("probe", None):
             self._job.forget()
 
     # Computing and publishing.

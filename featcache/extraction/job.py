@@ -24,7 +24,7 @@ Check = int | Literal["probe", "all"] | None
 
 
 def _nothing() -> None:
-    """Let go of nothing."""
+    """Forget nothing."""
 
 
 def _same(dataset: Any) -> Any:

@@ -13,6 +13,8 @@ from featcache.extraction.while_filling import WhileFilling
 from featcache.workers.attempts import Attempt
 from featcache.writing.part_writer import PartWriter
 
+OpensPart = Callable[..., PartWriter]
+
 
 class ProcessPart:
     """The part of the cache that a process writes, in one go or task after task."""
@@ -38,24 +40,24 @@ class ProcessPart:
             with contextlib.closing(attempt), closed_after(self.commit):
                 yield attempt
 
-    def writer(
-        self, open_part: Callable[[], PartWriter], filling: WhileFilling | None = None
-    ) -> PartWriter:
+    def writer(self, open_part: OpensPart, filling: WhileFilling | None = None) -> PartWriter:
         """Return the writer of this process's part, which is noted with the attempt under way.
 
-        The first call opens it. `filling` compares what features are made with, before anything is
-        committed.
+        The first call opens it, by a `PartWriter` that lacks but `on_part`. `filling` compares what
+        features are made with, before anything is committed.
         """
         self._filling = filling
         if self._writer is None:
-            self._writer = open_part()
+            self._writer = open_part(on_part=self._note)
             if filling is not None:
                 self._writer.ask_before(commits=filling.vouch, seals=filling.may_seal)
-        if self._attempt is not None:
-            if self._writer.part is not None:
-                self._attempt.note(self._writer.part)
-            self._writer.on_part = self._attempt.note
+        if self._writer.part is not None:
+            self._note(self._writer.part)
         return self._writer
+
+    def _note(self, part: str) -> None:
+        if self._attempt is not None:
+            self._attempt.note(part)
 
     def finish(self) -> None:
         """End the current task after its batch, and seal the part."""

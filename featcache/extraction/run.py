@@ -1,4 +1,4 @@
-"""Ranks, annotations and plan of a run: which process computes what, and in which order."""
+"""`Run`: a job under way; its ranks, the annotations of its data set, and its plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar, cast
@@ -127,50 +127,41 @@ _Value = Callable[[int], object]  # of an utterance, by its number; None where i
 
 
 class DatasetAnnotations:
-    """Annotations that a cache is to have, as a data set tells them.
+    """Annotations that a cache is to have, of all utterances of a data set.
 
     They are read and checked before anything is computed, and stored when all utterances are:
     those of utterances that were in the cache before, too, where they are new or other than stored.
 
     Args:
         source: the data set, or a loader, whose data set it is.
+        ids: of the data set.
         names: of the annotations.
         features: names that no annotation can have.
 
-    Raises `ConfigError` for names that the data set does not have, `FeatureError` for names that
-    cannot be an annotation's.
+    Raises `ConfigError` for names that the data set does not have, and for one that shows no ids,
+    `FeatureError` for names that cannot be an annotation's, for a value that is none, or of another
+    kind than those of the other utterances, `ComputeError` where the data set fails to tell one.
     """
 
-    def __init__(self, source: Any, names: str | Iterable[str], features: Iterable[str]) -> None:
+    def __init__(
+        self,
+        source: Any,
+        ids: Sequence[str] | None,
+        names: str | Iterable[str],
+        features: Iterable[str],
+    ) -> None:
         dataset = source if is_map_style(source) else getattr(source, "dataset", source)
-        self.names = [names] if isinstance(names, str) else list(dict.fromkeys(names))
-        for name in self.names:
+        names = [names] if isinstance(names, str) else dict.fromkeys(names)
+        for name in names:
             check_name(name, list(features))
-        self._values = {name: values_of(dataset, name) for name in self.names}
-        self._known: dict[str, list[object]] = {}
-        self._ids: Sequence[str] = ()
-
-    @classmethod
-    def of(
-        cls, source: Any, names: str | Iterable[str], features: Iterable[str]
-    ) -> DatasetAnnotations | None:
-        """Return the annotations of these names; None where there is none."""
-        return cls(source, names, features) if names else None
-
-    def read(self, ids: Sequence[str] | None) -> None:
-        """Read the annotations of all utterances of the data set, and check them.
-
-        Raises `FeatureError` for a value that is no annotation, or of another kind than those of
-        the other utterances, `ComputeError` where the data set fails to tell one, `ConfigError` for
-        a data set that shows no ids.
-        """
-        if self.names and ids is None:
+        values = {name: values_of(dataset, name) for name in names}
+        if values and ids is None:
             raise ConfigError(
                 "annotations belong to ids, and this data set shows none; give it an attribute "
                 "`ids`, a list of strings"
             )
         self._ids = ids or ()
-        self._known = {name: self._column(name, value) for name, value in self._values.items()}
+        self._known = {name: self._column(name, value) for name, value in values.items()}
 
     def _column(self, name: str, value_of: _Value) -> list[object]:
         kinds: dict[str, str] = {}
@@ -192,10 +183,8 @@ class DatasetAnnotations:
         Integers and floats are of one kind.
         """
         for directory, manifest in stored_sets(path):
-            stored = {
-                name: each.kind for name, each in manifest.annotations.items() if name in self.names
-            }
-            for name, kind in stored.items():
+            for name in [each for each in self._known if each in manifest.annotations]:
+                kind = manifest.annotations[name].kind
                 values = (value for value in self._known[name] if value is not None)
                 now = reduce(wider_kind, (kind_of(cast(Value, value)) for value in values), None)
                 if now is not None and wider_kind(kind, now) is None:
@@ -380,7 +369,7 @@ Publish = Callable[[Callable[[], object]], None]
 
 
 class Opened(NamedTuple):
-    """What all ranks know of a cache, once the first one has opened it.
+    """Facts of a cache that all ranks know, once the first one has opened it.
 
     Args:
         fingerprint: of the run, with the seed where features are random.
@@ -412,7 +401,8 @@ class Run:
         """Treatment of the items that are loaded."""
         return Loading(self.job.mentioned, self.opened.seed)
 
-    def open_part(self) -> PartWriter:
-        """Open a part of the cache."""
+    @property
+    def open_part(self) -> Callable[..., PartWriter]:
+        """Function that begins a part of the cache."""
         to = self.destination
-        return PartWriter(to.path.absolute(), to.features, self.opened.fingerprint)
+        return partial(PartWriter, to.path.absolute(), to.features, self.opened.fingerprint)

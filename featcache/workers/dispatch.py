@@ -10,15 +10,17 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar, cast
 
-from distributed import CancelledError, KilledWorker
+from distributed import CancelledError, KilledWorker, get_worker
 from distributed.comm.core import CommClosedError
 
 from featcache._closing import close_after, closed_after
 from featcache._interval import Interval
 from featcache.errors import IncompleteError
 from featcache.workers.attempts import TaskTakenError, revoke
+from featcache.workers.pickling import returned
+from featcache.workers.worker_env import env_of
 from featcache.workers.workers import Workers, answers_within
 
 if TYPE_CHECKING:
@@ -55,21 +57,38 @@ class _UnderWay(NamedTuple, Generic[T]):
     address: str
 
 
+def do_task(number: int, task: object, env: str) -> object:
+    """Do a task in this worker, by the "work" of its environment; returns what that raises.
+
+    Of an error Dask would make much noise. "work" is called with the number of the attempt, the
+    task, and what sends a message that begins with that number.
+    """
+
+    def do() -> object:
+        worker = get_worker()
+        work = cast(Callable[..., object], env_of(worker, env)["work"])
+        return work(number, task, partial(worker.log_event, env))
+
+    return returned(do)
+
+
 class Dispatch(Generic[T]):
     """Hands tasks to workers.
 
     Args:
         workers: the workers.
         attempts: the directory of the notes on attempts.
-        function: called in a worker with the number of the attempt, the task and `args`; returns
-            errors instead of raising them.
+        function: called in a worker with the number of the attempt, the task and the name of the
+            environment; returns errors instead of raising them.
     """
 
     def __init__(
-        self, workers: Workers, attempts: Path, function: Callable[..., object], *args: object
+        self,
+        workers: Workers,
+        attempts: Path,
+        function: Callable[[int, Any, str], object] = do_task,
     ) -> None:
-        self._workers, self._attempts = workers, attempts
-        self._function, self._args = function, args
+        self._workers, self._attempts, self._function = workers, attempts, function
         self._numbers = count()
         self._waiting: deque[T] = deque()
         self._under_way: dict[int, _UnderWay[T]] = {}
@@ -101,9 +120,15 @@ class Dispatch(Generic[T]):
         """Yield tasks as they end, each with what the function returned or a `LostAttempt`.
 
         And those under way, each with a `Report` of its worker. `tend` is called about once a
-        second. Raises `IncompleteError` if the scheduler is gone, or if a worker that the scheduler
-        has lost does not end.
+        second. Raises what the function returned as an error, and `IncompleteError` if the
+        scheduler is gone, or if a worker that the scheduler has lost does not end.
         """
+        for task, outcome in self._outcomes(tend):
+            if isinstance(outcome, Exception):  # raised here, where no frame holds a future
+                raise outcome
+            yield task, outcome
+
+    def _outcomes(self, tend: Callable[[], None]) -> Iterator[tuple[T, Any]]:
         while self._waiting or self._under_way:
             self._submit()
             self._workers.look_after()
@@ -128,7 +153,7 @@ class Dispatch(Generic[T]):
         for address in room[: len(self._waiting)]:
             number, task = next(self._numbers), self._waiting.popleft()
             future = self._workers.client.submit(
-                self._function, number, task, *self._args, pure=False, workers=[address]
+                self._function, number, task, self._workers.env, pure=False, workers=[address]
             )
             self._under_way[number] = _UnderWay(number, task, future, address)
             future.add_done_callback(lambda _, number=number: self._inbox.put((number, None)))  # type: ignore[no-untyped-call]

@@ -59,6 +59,10 @@ class PartWriter:
         features: the declarations, the same as the `CacheWriter`'s.
         fingerprint: what the features are made from, the same as the `CacheWriter`'s.
         held: the cache in the hand of the `CacheWriter` that this is the part writer of.
+        on_part: told the name of each part before anything is written to it.
+
+    Attributes:
+        parts: the names of the parts that it has begun.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class PartWriter:
         fingerprint: Mapping[str, object] | None = None,
         *,
         held: HeldCache | None = None,
+        on_part: Callable[[str], object] = lambda name: None,
     ) -> None:
         self.path = directory(path, "a cache").absolute()
         self.features = by_name(features)
@@ -89,8 +94,8 @@ class PartWriter:
         # takes what is written; the thread that stores may be at the one before
         self._part: OpenPart | None = None
         self._part_bytes = self._part_rows = 0
-        # told the name of each part before anything is written to it
-        self.on_part: Callable[[str], object] = lambda name: None
+        self._on_part = on_part
+        self.parts: list[str] = []
         self._may_seal: Callable[[], bool] = _yes
         self._under_way = PartsUnderWay(self.path, self._known, held)
         self._thread = HandOver(self.path, self.features, self._memory, self._under_way)
@@ -315,7 +320,8 @@ class PartWriter:
             dims = {name: each.array.shape[1:] for name, each in utterances.arrays.items()}
             header = header_for(self.features, dims, self._build, self._fingerprint)
             self._part = self._under_way.start(self.features, header)
-            self.on_part(self._part.name)
+            self._on_part(self._part.name)
+            self.parts.append(self._part.name)
             self._dims = dims
         return self._part
 

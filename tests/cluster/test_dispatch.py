@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from featcache.workers.dispatch import Dispatch, LostAttempt
 from featcache.workers.workers import Workers, run_env
 
 
-def answer_and_die(attempt: int, task: int, folder: Path) -> int:
+def answer_and_die(folder: Path, attempt: int, task: int, env: str) -> int:
     """Kill the worker of every other task once, right after the answer, which may not have been
     fetched then.
     """
@@ -32,9 +33,8 @@ def test_answers_and_tasks_that_are_lost_with_the_only_worker_come_in_the_end(
 ) -> None:
     done = []
     with get_client({"env": "local", "n_workers": 1}) as client, run_env(client, dict) as env:
-        dispatch = Dispatch[int](
-            Workers(client, env, stay=False), tmp_path, answer_and_die, tmp_path
-        )
+        function = partial(answer_and_die, tmp_path)
+        dispatch = Dispatch[int](Workers(client, env, stay=False), tmp_path, function)
         for number in range(4):
             dispatch.add(number)
         for task, outcome in dispatch.outcomes():
@@ -52,7 +52,7 @@ def test_an_answer_that_does_not_come_names_its_worker_and_leaves_no_error_behin
     monkeypatch.setattr(dispatching, "ANSWER_S", 0.0)
     with get_client({"env": "local", "n_workers": 1}) as client, run_env(client, dict) as env:
         workers = Workers(client, env, stay=False)
-        dispatch = Dispatch[int](workers, tmp_path, answer_and_die, tmp_path)
+        dispatch = Dispatch[int](workers, tmp_path, partial(answer_and_die, tmp_path))
         dispatch.add(1)
         ((_, outcome),) = dispatch.outcomes()
     assert str(outcome.error) == f"worker {workers.addresses[0]} is gone"

@@ -4,20 +4,25 @@ first.
 
 from __future__ import annotations
 
+import gc
 import pickle
 import shutil
+import weakref
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from parallel_helpers import FEATURES, Numbers, Provider
 from store_helpers import FINGERPRINT, arrays_of, id_of, make_cache, two_features
 
+import featcache
 from featcache import CacheWriter
 from featcache.errors import (
     CacheLockedError,
@@ -26,6 +31,7 @@ from featcache.errors import (
     CorruptCacheError,
     DuplicateIdError,
 )
+from featcache.extraction import fill
 from featcache.extraction.dataset_batches import wanted_batches
 from featcache.extraction.datasets import IdNumbers
 from featcache.extraction.run import check_lengths, cut, digest_of, longest_first
@@ -206,3 +212,41 @@ def test_what_a_failing_task_stored_is_committed_before_the_task_can_be_taken_ba
         assert sorted(part.committed(path)) == sorted(Numbers(5).ids[:3])
         runner.part.finish()
         shutil.rmtree(directory)
+
+
+class Encoding(featcache.EnvironmentProvider):
+    """An environment with a model, which nothing else holds."""
+
+    def __init__(self) -> None:
+        self.built: list[weakref.ref[torch.nn.Module]] = []
+
+    def build_env_local(self) -> dict[str, object]:
+        model = torch.nn.Linear(2, 2).eval()
+        self.built.append(weakref.ref(model))
+
+        def compute(items: list[int]) -> list[dict[str, object]]:
+            return [{"id": str(item), "x": model(torch.ones(3, 2))} for item in items]
+
+        return {"dataset": range(9), "ids": [*"012345678"], "compute_features": compute}
+
+    def build_worker_setup_fn(self) -> Callable[[], dict[str, object]]:
+        return dict
+
+
+@pytest.mark.parametrize("check", ["probe", None])
+def test_the_driver_has_let_go_of_its_model_when_workers_compute(
+    tmp_path: Path, check: Literal["probe"] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = Encoding()
+
+    def computing(*args: object) -> None:
+        gc.collect()
+        assert [each() for each in provider.built] == [None]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fill, "compute_on_workers", computing)
+    declared = [featcache.FeatureStorageConfig("x")]
+    with pytest.raises(KeyboardInterrupt):
+        featcache.extract(
+            provider, tmp_path / "x", declared, parallel={"n_workers": 1}, check=check
+        )

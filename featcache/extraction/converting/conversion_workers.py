@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -17,7 +16,7 @@ from featcache.extraction.process_part import ProcessPart
 from featcache.extraction.run import make_run
 from featcache.format.part import committed
 from featcache.workers.config import ParallelConfig
-from featcache.workers.pickling import pack, returned, unpack
+from featcache.workers.pickling import pack, unpack
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +30,7 @@ DEATHS_WITHOUT_PROGRESS = 20  # of workers, with no task done in between
 
 
 class TaskResult(NamedTuple):
-    """The end of a task."""
+    """The end of a task: what was compared, as `ReadBack` has it."""
 
     progress: TaskProgress
     errors: dict[str, float]
@@ -68,91 +67,55 @@ class TaskConverter:
             return TaskResult(TaskProgress(number, *done), back.errors, back.compared)
 
 
-@dataclass
-class WorkersRun:
-    """Has workers do the tasks of a conversion.
+def convert_on_workers(
+    conversion: Conversion,
+    parallel: ParallelConfig | Client,
+    tasks: Sequence[ConversionTask],
+    bar: ProgressBar,
+) -> Iterator[TaskResult]:
+    """Do tasks on workers, those of a lost one on another; yields the end of each.
 
-    Args:
-        conversion: what becomes of each row.
-        bar: progress is reported to it.
-
-    Attributes:
-        errors: the largest errors that workers measured.
-        compared: names of the parts that they compared; not those of workers that were lost.
+    Raises what a worker raised, `IncompleteError` if they die again and again.
     """
+    from featcache.workers.dispatch import Dispatch, LostAttempt
+    from featcache.workers.workers import workers_of
 
-    conversion: Conversion
-    bar: ProgressBar
-    errors: dict[str, float] = field(default_factory=dict)
-    compared: set[str] = field(default_factory=set)
+    directory = make_run(conversion.path).absolute()
+    setup = partial(_environment, pack({"conversion": conversion}), directory)
+    with workers_of(parallel, setup) as workers:
+        dispatch = Dispatch[ConversionTask](workers, directory)
+        for task in tasks:
+            dispatch.add(task)
+        bar.begin()
+        deaths = 0
+        with dispatch:
+            for task, outcome in dispatch.outcomes():
+                if isinstance(outcome, LostAttempt):
+                    deaths += 1
+                    if deaths > DEATHS_WITHOUT_PROGRESS * max(len(workers.addresses), 1):
+                        raise IncompleteError(
+                            f"workers die before a task is done, the last one so: {outcome.error}"
+                        ) from outcome.error
+                    bar.drop(outcome.number)
+                    rest = _rest(conversion, task, outcome)
+                    bar.add(len(task.rows) - len(rest.rows))
+                    dispatch.add(rest)
+                elif isinstance(outcome, TaskResult):
+                    bar.end(outcome.progress)
+                    deaths = 0
+                    yield outcome
+                else:
+                    bar.update(TaskProgress(*cast("Report", outcome).message))
 
-    def work(self, parallel: ParallelConfig | Client, tasks: Sequence[ConversionTask]) -> None:
-        """Run tasks on workers; those of a lost one are done by another.
 
-        Raises what a worker raised, `IncompleteError` if they die again and again.
-        """
-        from featcache.workers.dispatch import Dispatch, LostAttempt
-        from featcache.workers.workers import workers_of
-
-        directory = make_run(self.conversion.path).absolute()
-        setup = partial(_environment, pack({"conversion": self.conversion}), directory)
-        with workers_of(parallel, setup) as workers:
-            dispatch = Dispatch[ConversionTask](workers, directory, convert_task, workers.env)
-            for task in tasks:
-                dispatch.add(task)
-            self.bar.begin()
-            deaths = 0
-            with dispatch:
-                for task, outcome in dispatch.outcomes():
-                    if isinstance(outcome, LostAttempt):
-                        deaths += 1
-                        if deaths > DEATHS_WITHOUT_PROGRESS * max(len(workers.addresses), 1):
-                            raise IncompleteError(
-                                f"workers die before a task is done, the last one so: "
-                                f"{outcome.error}"
-                            ) from outcome.error
-                        dispatch.add(self._rest(task, outcome))
-                    elif self._take(outcome):
-                        deaths = 0
-
-    def _take(self, outcome: object) -> bool:
-        """Note a report or a result of a worker; tell whether a task is done."""
-        if isinstance(outcome, Exception):
-            raise outcome
-        if not isinstance(outcome, TaskResult):
-            self.bar.update(TaskProgress(*cast("Report", outcome).message))
-            return False
-        self.bar.end(outcome.progress)
-        self.compared |= outcome.compared
-        for name, error in outcome.errors.items():
-            self.errors[name] = max(error, self.errors.get(name, 0.0))
-        return True
-
-    def _rest(self, task: ConversionTask, lost: LostAttempt) -> ConversionTask:
-        """Return what is left of a task whose worker was lost."""
-        self.bar.drop(lost.number)
-        if lost.batch is None:  # it was not begun
-            return task
-        there = self.conversion.rows.table.find(committed(self.conversion.path, lost.lines))
-        rest = np.setdiff1d(task.rows, there)
-        self.bar.add(len(task.rows) - len(rest))
-        return task._replace(rows=rest)
+def _rest(conversion: Conversion, task: ConversionTask, lost: LostAttempt) -> ConversionTask:
+    """Return what is left of a task whose worker was lost."""
+    if lost.batch is None:  # it was not begun
+        return task
+    there = conversion.rows.table.find(committed(conversion.path, lost.lines))
+    return task._replace(rows=np.setdiff1d(task.rows, there))
 
 
 def _environment(packed: bytes, directory: Path) -> dict[str, object]:
     converter = TaskConverter(packed, directory)
-    return {"work": converter, "part": converter.part}
-
-
-def convert_task(number: int, task: ConversionTask, env: str) -> TaskResult | Exception:
-    """Do a task in this worker; returns what it raised, of which Dask would make much noise."""
-    from distributed import get_worker
-
-    from featcache.workers.worker_env import env_of
-
-    def run() -> TaskResult:
-        worker = get_worker()
-        converter = cast(TaskConverter, env_of(worker, env)["work"])
-        return converter.run(number, task, partial(worker.log_event, env))
-
-    return returned(run)
+    return {"work": converter.run, "part": converter.part}

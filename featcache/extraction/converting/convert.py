@@ -6,6 +6,7 @@ import logging
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -81,11 +82,10 @@ class Conversion:
     features: dict[str, FeatureStorageConfig]
     fingerprint: dict[str, object]
 
-    def open_part(self) -> PartWriter:
-        """Begin a part of the cache."""
-        writer = PartWriter(self.path, self.features, self.fingerprint)
-        writer.trust_shapes()
-        return writer
+    @property
+    def open_part(self) -> Callable[..., PartWriter]:
+        """Function that begins a part of the cache."""
+        return partial(PartWriter, self.path, self.features, self.fingerprint)
 
     def read_back(self) -> ReadBack:
         """Return what compares parts of the cache with the source."""
@@ -105,23 +105,18 @@ class Conversion:
 
     def do(self, writer: PartWriter, task: ConversionTask, tell: Tell) -> ReadBack:
         """Convert the rows of a task into sealed parts, and compare these and those it names."""
-        names: list[str] = []
-        noted = writer.on_part
-
-        def note(name: str) -> None:
-            names.append(name)
-            noted(name)
-
-        writer.on_part = note
-        try:
-            self.write(writer, task.rows, tell)
-            writer.seal()
-        finally:
-            writer.on_part = noted
+        before = len(writer.parts)
+        writer.trust_shapes()
+        self.write(writer, task.rows, tell)
+        writer.seal()
         back = self.read_back()
         if task.parts:
             back.parts(part for part in back.sealed() if part.entry.name in task.parts)
-        back.parts(part for name in names if (part := read_part(self.path, name)) is not None)
+        back.parts(
+            part
+            for name in writer.parts[before:]
+            if (part := read_part(self.path, name)) is not None
+        )
         return back
 
     def tasks(self, rows: Ints, nbytes: int, least: int) -> list[ConversionTask]:
@@ -218,7 +213,7 @@ class ConversionRun:
         with self.conversion.open_part() as part:
             for task in self.conversion.tasks(rows, coming.nbytes, 1):
                 found = self.conversion.do(part, task, done.tell)
-                self._merge(found.errors, found.compared)
+                self._back.merge(found.errors, found.compared)
         done.end()
 
     def _on_workers(
@@ -229,27 +224,20 @@ class ConversionRun:
         coming: Forecast,
         bar: ProgressBar,
     ) -> None:
-        from featcache.extraction.converting.conversion_workers import WorkersRun
+        from featcache.extraction.converting.conversion_workers import convert_on_workers
         from featcache.extraction.destination import retry_while_locked
         from featcache.extraction.run import remove_runs
         from featcache.workers.workers import number_of_workers  # which bring in torch
 
         tasks = self.conversion.tasks(rows, coming.nbytes, number_of_workers(workers))
         tasks += [ConversionTask(rows[:0], (name,)) for name in there]
-        run = WorkersRun(self.conversion, bar)
         try:
             if tasks:
-                run.work(workers, tasks)
-            self._merge(run.errors, run.compared)
+                for done in convert_on_workers(self.conversion, workers, tasks, bar):
+                    self._back.merge(done.errors, done.compared)
         finally:
             retry_while_locked(self.writer.recover)
             remove_runs(self.writer.path)
-
-    def _merge(self, errors: Mapping[str, float], compared: Collection[str]) -> None:
-        """Take over what was compared elsewhere."""
-        self._back.compared |= {*compared}
-        for name, error in errors.items():
-            self._back.errors[name] = max(error, self._back.errors[name])
 
     def _foretold(self, rows: Ints) -> Forecast:
         """Log how many bytes and seconds rows will take, and return it.

@@ -271,6 +271,12 @@ class ReadBack:
         self._declared = {name: feature.to_json() for name, feature in self.features.items()}
         self.errors |= {name: 0.0 for name, exact in self._exact.items() if not exact}
 
+    def merge(self, errors: Mapping[str, float], compared: Collection[str]) -> None:
+        """Take over what was compared elsewhere."""
+        self.compared |= {*compared}
+        for name, error in errors.items():
+            self.errors[name] = max(error, self.errors[name])
+
     def sealed(self) -> list[SealedPart]:
         """List the sealed parts of the cache, with their tombstones."""
         manifest = read_manifest(self.cache)

@@ -26,36 +26,10 @@ from featcache.tables.table import FeatureTable
 from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.part_writer import PartWriter
 
-# `Trial`: a few utterances written for trial, to tell what all of them will take.
+# A few utterances written for trial, to tell what all of them will take.
 
 FILLING_BYTES = 4096  # of one value
 PREFIX = "work-trial-"  # of the directory of a trial
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Sizes and time, as a trial tells them.
-
-    Args:
-        of_cache: bytes of an empty cache.
-        of_utterance: bytes of an utterance beside its arrays.
-        shares: stored bytes of a byte of the arrays before any codec, by feature.
-        byte_s: seconds that a byte of the arrays takes to be written.
-    """
-
-    of_cache: float
-    of_utterance: float
-    shares: Mapping[str, float]
-    byte_s: float
-
-    def nbytes(self, utterances: int, raw: Mapping[str, float]) -> int:
-        """Return the bytes of a cache of so many utterances; `raw` are those of their arrays."""
-        arrays = sum(share * raw[name] for name, share in self.shares.items())
-        return round(self.of_cache + self.of_utterance * utterances + arrays)
-
-    def seconds(self, raw: Mapping[str, float]) -> float:
-        """Return the seconds that writing takes."""
-        return self.byte_s * sum(raw.values())
 
 
 def chosen(sizes: NDArray[np.float64] | Ints, number: int) -> Ints:
@@ -69,47 +43,6 @@ def chosen(sizes: NDArray[np.float64] | Ints, number: int) -> Ints:
     return np.sort(order[np.unique(places)])
 
 
-def raw_bytes(
-    arrays: Mapping[str, NDArray[np.generic]], features: Mapping[str, FeatureStorageConfig]
-) -> dict[str, int]:
-    """Return the bytes of an utterance's arrays in the declared dtypes, before any codec."""
-    return {
-        name: math.prod(arrays[name].shape) * storage_dtype(feature.dtype).itemsize
-        for name, feature in features.items()
-    }
-
-
-def trial_of(
-    sample: Sequence[TableRow],
-    features: Mapping[str, FeatureStorageConfig],
-    directory: Path | None = None,
-) -> Trial:
-    """Write utterances for trial, half of them and then all; what was written is removed.
-
-    Args:
-        sample: the utterances.
-        features: the declarations.
-        directory: the disk that is tried; None: that of temporary files.
-
-    Raises what a `CacheWriter` raises.
-    """
-    tried = [_written(some, features, directory) for some in (sample[::2], sample)]
-    half, whole = tried
-    rest = [each.nbytes - sum(each.stored.values()) - each.filling for each in tried]
-    more = len(sample) - len(sample[::2])
-    of_utterance = (rest[1] - rest[0]) / more if more else 0.0
-    raw = sum(whole.raw.values()) - sum(half.raw.values())
-    took_s = whole.took_s - half.took_s
-    if raw <= 0 or took_s <= 0:
-        raw, took_s = sum(whole.raw.values()), whole.took_s
-    return Trial(
-        of_cache=rest[1] - of_utterance * len(sample) + whole.filling,
-        of_utterance=of_utterance,
-        shares={name: whole.stored[name] / max(whole.raw[name], 1) for name in features},
-        byte_s=took_s / max(raw, 1),
-    )
-
-
 @dataclass(frozen=True)
 class _Written:
     nbytes: int  # of all files
@@ -117,6 +50,11 @@ class _Written:
     raw: Mapping[str, int]
     took_s: float
     filling: int  # bytes at the ends of containers that say nothing, as the rest of a chunk
+
+    @property
+    def beside(self) -> int:
+        """Bytes that are neither arrays nor filling."""
+        return self.nbytes - sum(self.stored.values()) - self.filling
 
 
 def _written(
@@ -132,8 +70,9 @@ def _written(
             for row in sample:
                 arrays = {name: row.arrays[name] for name in features}
                 writer.write(row.id, arrays, annotations=row.annotations, stamps=row.stamps)
-                for name, nbytes in raw_bytes(arrays, features).items():
-                    raw[name] += nbytes
+                for name, feature in features.items():
+                    size = math.prod(arrays[name].shape)
+                    raw[name] += size * storage_dtype(feature.dtype).itemsize
         took_s = time.perf_counter() - begun
         opened = Generation.at(path)
         stored = {name: int(opened.index.features[name].nbytes.sum()) for name in features}
@@ -192,21 +131,13 @@ def sample_of(source: TableRows, rows: Ints, number: int = TRIAL_UTTERANCES) -> 
     """Read a sample of rows, of all lengths."""
     sizes = source.nbytes(rows)
     mean = max(float(sizes.mean()), 1.0)
-    number = max(min(number, int(TRIAL_BYTES / mean)), FEW, many(mean))
+    many = min(MANY_UTTERANCES, int(MANY_BYTES / mean) or 1)
+    number = max(min(number, int(TRIAL_BYTES / mean)), FEW, many)
     number = min(len(rows), number)
     picked = chosen(sizes, number)
     begun = time.perf_counter()
     found = list(source.read(rows[picked]))
     return Sample(found, (time.perf_counter() - begun) / max(int(sizes[picked].sum()), 1))
-
-
-def many(mean: float) -> int:
-    """Return how many utterances of a mean size in bytes are tried at least.
-
-    >>> many(100), many(1e6)
-    (1024, 1)
-    """
-    return min(MANY_UTTERANCES, int(MANY_BYTES / mean) or 1)
 
 
 def forecast(
@@ -216,14 +147,26 @@ def forecast(
     sample: Sample,
     directory: Path | None = None,
 ) -> Forecast:
-    """Return what rows will take as `features` declare them; `directory` is on the disk tried.
+    """Return what rows will take as `features` declare them, by writing half the sample, then all.
 
-    Raises what a `CacheWriter` raises, for the sample.
+    `directory` is on the disk that is tried; what was written is removed. Raises what a
+    `CacheWriter` raises, for the sample.
     """
-    trial: Trial = trial_of(sample.rows, features, directory)
+    some = sample.rows
+    half, all = (_written(rows, features, directory) for rows in (some[::2], some))
+    more = len(some) - len(some[::2])
+    of_utterance = (all.beside - half.beside) / more if more else 0.0  # beside its arrays
+    of_cache = all.beside - of_utterance * len(some) + all.filling
+    bytes_tried = sum(all.raw.values()) - sum(half.raw.values())
+    took_s = all.took_s - half.took_s
+    if bytes_tried <= 0 or took_s <= 0:
+        bytes_tried, took_s = sum(all.raw.values()), all.took_s
     raw = raw_of(source, rows, features)
+    # in the declared dtypes, before any codec, to what is stored of them
+    arrays = sum(raw[name] * all.stored[name] / max(all.raw[name], 1) for name in features)
     read_s = sample.byte_s * float(source.nbytes(rows).sum())
-    return Forecast(trial.nbytes(len(rows), raw), read_s + trial.seconds(raw))
+    write_s = sum(raw.values()) * took_s / max(bytes_tried, 1)
+    return Forecast(round(of_cache + of_utterance * len(rows) + arrays), read_s + write_s)
 
 
 def raw_of(

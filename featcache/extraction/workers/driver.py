@@ -12,7 +12,7 @@ import numpy as np
 from featcache.errors import ComputeError, IncompleteError
 from featcache.extraction.datasets import IdNumbers
 from featcache.extraction.outcomes import ProgressBar, TaskProgress, failure_of
-from featcache.extraction.workers.executor import RunSettings, run_task
+from featcache.extraction.workers.executor import RunSettings
 from featcache.samplers.batches import Batches
 from featcache.workers.dispatch import Dispatch, LostAttempt, Report
 from featcache.workers.workers import Workers
@@ -39,8 +39,7 @@ class Driver:
     tend: Callable[[], None]
 
     def __post_init__(self) -> None:
-        directory, env = self.settings.directory, self.workers.env
-        self._dispatch = Dispatch[Batches](self.workers, directory, run_task, env)
+        self._dispatch = Dispatch[Batches](self.workers, self.settings.directory)
         self._deaths = Counter[int]()  # of workers, by the utterance that they were at
         self._deaths_without_progress = 0  # workers' deaths since anything was computed
 
@@ -55,8 +54,6 @@ class Driver:
         self.bar.begin()
         with self._dispatch:
             for task, outcome in self._dispatch.outcomes(self.tend):
-                if isinstance(outcome, Exception):
-                    raise outcome
                 if isinstance(outcome, LostAttempt):
                     self.bar.drop(outcome.number)
                     self._replace(task, outcome)

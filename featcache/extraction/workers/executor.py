@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -43,7 +43,6 @@ from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.workers.attempts import Attempt
 from featcache.workers.config import ParallelConfig
-from featcache.workers.pickling import returned
 from featcache.writing.part_writer import PartWriter
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class RunSettings:
     """Settings of all tasks of a run."""
 
     path: Path  # of the cache
-    open_part: Callable[[], PartWriter]  # begins a part of the cache
+    open_part: Callable[..., PartWriter]  # begins a part of the cache
     directory: Path  # of the run, with the notes on attempts
     ids: str  # digest of the dataset's ids: tasks name utterances by number
     skip_failures: bool
@@ -209,25 +208,6 @@ def _checked_ids(given: Any, dataset: Any) -> Sequence[str]:
     return ids
 
 
-# what Dask calls:
-
-
-def run_task(
-    number: int, task: Batches, env: str
-) -> tuple[TaskProgress, list[Failure]] | Exception:
-    """Run a task in this worker; returns what it raised, of which Dask would make much noise."""
-    from distributed import get_worker
-
-    from featcache.workers.worker_env import env_of
-
-    def run() -> tuple[TaskProgress, list[Failure]]:
-        worker = get_worker()
-        runner = cast(TaskRunner, env_of(worker, env)["work"])
-        return runner.run(number, task, partial(worker.log_event, env))
-
-    return returned(run)
-
-
 # Tasks of a run, planned here and computed by the workers of Dask.
 
 
@@ -274,10 +254,9 @@ def _batches(
 def _settings(run: Run) -> RunSettings:
     """Return what the workers need to know."""
     to = run.destination
-    path = to.path.absolute()
     return RunSettings(
-        path=path,
-        open_part=partial(PartWriter, path, to.features, run.opened.fingerprint),
+        path=to.path.absolute(),
+        open_part=run.open_part,
         directory=make_run(to.path).absolute(),
         ids=digest_of(run.opened.ids or ()),
         skip_failures=run.options.skips_failures,
@@ -291,4 +270,4 @@ def _settings(run: Run) -> RunSettings:
 def _environment(settings: RunSettings, build: Build) -> dict[str, object]:
     # built in the first task, which can fail as any other, and be counted
     runner = TaskRunner(settings, build)
-    return {"work": runner, "part": runner.part}
+    return {"work": runner.run, "part": runner.part}
