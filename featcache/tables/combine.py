@@ -9,7 +9,8 @@ from typing import Literal
 import numpy as np
 
 from featcache.errors import ConfigError
-from featcache.format.annotations import AnnotationValues, joined, wider_kind
+from featcache.format.annotation_columns import Column, joined
+from featcache.format.annotations import wider_kind
 from featcache.format.columns import Strings, joined_ends
 from featcache.format.fingerprint import Difference, differences
 from featcache.format.index import Hashes
@@ -216,7 +217,7 @@ def _joined_spans(selections: Sequence[Selection], feature: str) -> tuple[Ints, 
     return np.concatenate(starts), np.concatenate(lengths)
 
 
-def _joined_annotation(selections: Sequence[Selection], name: str) -> AnnotationValues:
+def _joined_annotation(selections: Sequence[Selection], name: str) -> Column:
     having = {
         number: each.annotation(name)
         for number, each in enumerate(selections)
@@ -231,12 +232,10 @@ def _joined_annotation(selections: Sequence[Selection], name: str) -> Annotation
             )
         kind = wider
     columns = [
-        having[number].column()
-        if number in having
-        else AnnotationValues.missing(len(each), str(kind))
+        having[number] if number in having else Column.empty(len(each), str(kind))
         for number, each in enumerate(selections)
     ]
-    return joined(columns, str(kind))
+    return joined(columns, str(kind), name)
 
 
 # `join` and `concat`: tables side by side, and one after another.

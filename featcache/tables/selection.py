@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from featcache._cached import cached_property
 from featcache._checks import are_listed, listed_ids
 from featcache.errors import ConfigError, KeyNotFoundError, RowError
+from featcache.format.annotation_columns import Column
 from featcache.format.columns import Strings
 from featcache.format.files import digest, from_storage
 from featcache.format.index import Hashes
 from featcache.interface import Bytes, Ints
-from featcache.reading.annotation import Annotation
 from featcache.reading.feature_arrays import FeatureArrays, memory_for
-from featcache.reading.generation import Generation, Ids, PaddedFeatures, read_row, window
+from featcache.reading.generation import Generation, Ids, PaddedFeatures
 from featcache.registry import is_lossless
 from featcache.stats import FeatureStats
 from featcache.tables.blocks import Block, BlockMember, RowMap, TableBlocks
@@ -150,7 +150,7 @@ class Selection:
         own = () if self.cuts is None else self.cuts.own
         return tuple(dict.fromkeys([*self.blocks.annotations, *own]))
 
-    def annotation(self, name: str) -> Annotation:
+    def annotation(self, name: str) -> Column:
         """Return an annotation of all rows; of segments their own, else that of the recordings."""
         if self.cuts is not None and name in self.cuts.own:
             return self.cuts.annotation(name)
@@ -204,26 +204,21 @@ class Selection:
         copy: bool = True,
     ) -> NDArray[Any]:
         """Return an array, or some of its frames, as `FeatureTable.read` does."""
-        if self._whole is None:
+        if self._whole is not None:
+            arrays, row = self._whole.arrays(feature), self._whole.row(id)
+        else:
             self.blocks.require(feature)
-            return self._read(self.row(id), feature, start, stop, copy=copy)
-        arrays = self._whole.arrays(feature)
-        stored = self._whole.read(id, arrays, start, stop, copy=copy)
-        return from_storage(stored, arrays.declared_dtype, writable=copy)
-
-    def _read(
-        self, row: int, feature: str, start: int | None, stop: int | None, *, copy: bool
-    ) -> NDArray[Any]:
-        block, inner = self.place(row)
-        member = block.features[feature]
-        arrays = member.opened.arrays(feature)
-        span = self.span(feature, np.array([row])) if self.cuts is not None else None
-        if span is not None:
-            first, length = int(span[0][0]), int(span[1][0])
-            begin, end = window(self.id(row), feature, length, start, stop)
-            start, stop = first + begin, first + end
-        below = inner if member.rows is None else int(member.rows.below[inner])
-        stored = read_row(arrays, below, block.id(inner), start, stop, copy=copy)
+            here = self.row(id)
+            block, inner = self.place(here)
+            member = block.features[feature]
+            arrays = member.opened.arrays(feature)
+            row = inner if member.rows is None else int(member.rows.below[inner])
+            span = None if self.cuts is None else self.span(feature, np.array([here]))
+            if span is not None:
+                first, length = int(span[0][0]), int(span[1][0])
+                begin, end = arrays.window(id, length, start, stop)
+                start, stop = first + begin, first + end
+        stored = arrays.read(row, start, stop, id=id, copy=copy)
         return from_storage(stored, arrays.declared_dtype, writable=copy)
 
     def read_into(self, rows: Ints, feature: str, starts: Ints, lengths: Ints, out: Bytes) -> None:

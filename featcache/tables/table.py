@@ -15,9 +15,9 @@ from featcache._cached import cached_property
 from featcache._checks import directory, listed_ids
 from featcache.declaration import FEW_FRAMES
 from featcache.errors import CacheError, ConfigError
+from featcache.format.annotation_columns import Column
 from featcache.format.files import digest
 from featcache.interface import Bytes, Ints
-from featcache.reading.annotation import Annotation
 from featcache.reading.generation import PaddedFeatures
 from featcache.reading.opening import CachePath, Expectation, check_complete, open_generation
 from featcache.stats import FeatureStats
@@ -131,7 +131,7 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
         """Names of the annotations."""
         return self.selection.annotations
 
-    def annotation(self, name: str) -> Annotation:
+    def annotation(self, name: str) -> Column:
         """Return the values of an annotation in the order of rows, None where there is none.
 
         Of joined caches, those of the first that has it. Raises `KeyNotFoundError` for an unknown

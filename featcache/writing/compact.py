@@ -17,7 +17,7 @@ import numpy as np
 
 from featcache.container_files import PAGE_BYTES, Pages, sync_directory
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
-from featcache.format.annotations import AnnotationValues, stored_columns
+from featcache.format.annotation_columns import Column, stored_columns
 from featcache.format.columns import ColumnFile, ends_of, save_columns
 from featcache.format.files import make_directory, pack_json, write_durably
 from featcache.format.index import Index, read_index
@@ -153,7 +153,7 @@ def seal_adopted(
     header: Header,
     adopted: Adopted,
     index: Index,
-    annotations: Mapping[str, AnnotationValues],
+    annotations: Mapping[str, Column],
     *,
     pages: Sequence[Pages] | None = None,
     left_out: Ints = _NOTHING,
@@ -180,7 +180,10 @@ def seal_adopted(
         index_columns([index], rows, list(header.dims), index.stats),
         container_columns([""], [index.containers]),
         _page_columns(known),
-        *(stored_columns(each, annotations[each].take(rows.order)) for each in sorted(annotations)),
+        *(
+            stored_columns(each, annotations[each].gather(rows.order))
+            for each in sorted(annotations)
+        ),
     )
     content: dict[str, object] = {"name": name, "rows": len(rows.ids), "page_bytes": PAGE_BYTES}
     content |= {"block_rows": dict(header.block_rows), "header": header.to_json()}

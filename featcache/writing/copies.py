@@ -12,7 +12,7 @@ import numpy as np
 
 from featcache.container_files import EncodedArrays, Extents, Piece, cut
 from featcache.errors import CorruptCacheError
-from featcache.format.annotations import joined, stored_columns
+from featcache.format.annotation_columns import joined, stored_columns
 from featcache.format.columns import Strings, ends_of, joined_ends
 from featcache.format.files import remedy
 from featcache.format.index import (
@@ -321,9 +321,9 @@ class _Content:
         kinds = widest_kinds(sources[0].cache, [each.annotated for each in sources], {})
         for name, kind in sorted(kinds.items()):
             columns = [
-                each.source.annotated.of_kind(name, kind).take(each.rows) for each in self._copied
+                each.source.annotated.of_kind(name, kind).gather(each.rows) for each in self._copied
             ]
-            yield from stored_columns(name, joined(columns, kind).take(order))
+            yield from stored_columns(name, joined(columns, kind).gather(order))
 
     def _columns(self, name: str, numbers: Mapping[str, int]) -> FeatureColumns:
         sources = [(each.source.index.features[name], each.rows) for each in self._copied]
