@@ -29,6 +29,7 @@ class Batches(Sequence[list[int] | list[str]]):
         self,
         items: ArrayLike | Order,
         ends: ArrayLike,
+        *,
         keys: Sequence[str] | None = None,
         numbering: Numbering | None = None,
         draw: tuple[int, int] | None = None,
@@ -87,11 +88,11 @@ class Batches(Sequence[list[int] | list[str]]):
         """Return the batches that `order` numbers, in that order."""
         sizes = self.sizes[order]
         source = np.repeat(self.ends[order], sizes) + counted(sizes)
-        return Batches(self.items[source], ends_of(sizes), self.keys, self.numbering)
+        return Batches(self.items[source], ends_of(sizes), keys=self.keys, numbering=self.numbering)
 
     def recut(self, ends: Ints, draw: tuple[int, int]) -> Batches:
         """Return batches of the same utterances that end elsewhere, of this seed and epoch."""
-        return Batches(self._items, ends, self.keys, self.numbering, draw)
+        return Batches(self._items, ends, keys=self.keys, numbering=self.numbering, draw=draw)
 
     def _named(self, rows: list[int]) -> list[int] | list[str]:
         if self.keys is not None:

@@ -94,7 +94,7 @@ def _from_lists(batches: Iterable[Iterable[int] | Iterable[str]]) -> Batches:
     ends = ends_of(list(map(len, listed)))
     ids = [item for item in flat if isinstance(item, str)]
     if ids and len(ids) == len(flat):
-        return Batches(np.arange(len(ids)), ends, ids)
+        return Batches(np.arange(len(ids)), ends, keys=ids)
     if not all(isinstance(item, int | np.integer) and not isinstance(item, bool) for item in flat):
         raise ConfigError("batches are lists of row numbers, integers, or lists of ids, strings")
     return Batches(np.array(flat, np.int64), ends)
