@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from featcache.format.annotations import NONE, Values, check_annotations, kinds_
 from featcache.format.columns import KEEP, Strings, are_equal, ends_of
 from featcache.format.files import check_id, digest
 from featcache.format.index import Hashes, hash_of
-from featcache.format.shared_array import SharedArray
 from featcache.interface import Ints
 from featcache.tables.blocks import RowMap
 from featcache.tables.times import Alignment, RecordingTimes, Spans
@@ -97,15 +96,14 @@ class Cuts:
     Those of a view of it are the same columns and other rows.
 
     Attributes:
-        ends, data: ids, as in `Strings`.
+        ids: the id of each row.
         spans: per feature that is cut, first frames and numbers of frames; all others are whole.
         own: annotations that are not those of the recordings, by name.
         rows: the row in these columns of each row; None: all in their order.
     """
 
-    ends: SharedArray[np.int64]
-    data: SharedArray[np.uint8]
-    spans: Mapping[str, tuple[SharedArray[np.int64], SharedArray[np.int64]]]
+    ids: Column
+    spans: Mapping[str, tuple[Column, Column]]
     own: Mapping[str, Column]
     rows: RowMap | None = None
 
@@ -117,19 +115,15 @@ class Cuts:
         own: Mapping[str, Column],
     ) -> Cuts:
         """Take the ids of rows, per feature their frames, and their own annotations."""
-        return cls(
-            SharedArray(ids.ends),
-            SharedArray(ids.data),
-            {
-                name: (SharedArray(starts), SharedArray(lengths))
-                for name, (starts, lengths) in spans.items()
-            },
-            own,
-        )
+        columns = {
+            name: (Column("int", starts), Column("int", lengths))
+            for name, (starts, lengths) in spans.items()
+        }
+        return cls(Column("str", ids), columns, own)
 
-    @cached_property
+    @property
     def _ids(self) -> Strings:
-        return Strings(self.ends.values, self.data.values)
+        return cast(Strings, self.ids.stored()[0])
 
     @cached_property
     def _lookup(self) -> IdLookup:
@@ -138,9 +132,10 @@ class Cuts:
     @cached_property
     def _hashes(self) -> Hashes:
         """The hash of the id of each row of the columns."""
-        hashes, data = np.empty(len(self._ids), np.uint64), self.data.values.data
+        ids = self._ids
+        hashes, data = np.empty(len(ids), np.uint64), ids.data.data
         for begin in range(0, len(hashes), _AT_ONCE):
-            ends = pairwise(self.ends.values[begin : begin + _AT_ONCE + 1].tolist())
+            ends = pairwise(ids.ends[begin : begin + _AT_ONCE + 1].tolist())
             some = [hash_of(data[first:last]) for first, last in ends]
             hashes[begin : begin + len(some)] = some
         return hashes
@@ -164,7 +159,7 @@ class Cuts:
 
     def lengths(self, feature: str) -> Ints:
         """Return the numbers of frames of all rows, read-only, of a feature that is cut."""
-        column = self.spans[feature][1].values
+        column = self.spans[feature][1].numbers()[0]
         lengths = column if self.rows is None else column[self.rows.below]
         lengths.flags.writeable = False
         return lengths
@@ -176,9 +171,9 @@ class Cuts:
 
     def span(self, feature: str, rows: Ints) -> tuple[Ints, Ints]:
         """Return first frames and numbers of frames of rows, of a feature that is cut."""
-        starts, lengths = self.spans[feature]
         rows = self._below(rows)
-        return starts.values[rows], lengths.values[rows]
+        starts, lengths = (each.numbers()[0][rows] for each in self.spans[feature])
+        return starts, lengths
 
     def take(self, rows: Ints) -> Cuts:
         """Return the cuts of these rows, of which none comes twice."""
@@ -193,8 +188,7 @@ class Cuts:
         return digest("".join(self._digests()).encode())
 
     def _digests(self) -> Iterable[str]:
-        yield self.ends.digest
-        yield self.data.digest
+        yield self.ids.digest
         yield (RowMap(np.arange(len(self._ids))) if self.rows is None else self.rows).digest
         for name, span in sorted(self.spans.items()):
             yield digest(name.encode())
@@ -204,7 +198,7 @@ class Cuts:
             yield column.digest
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Cuts, (self.ends, self.data, self.spans, self.own, self.rows)
+        return Cuts, (self.ids, self.spans, self.own, self.rows)
 
 
 # `SegmentList`: segments of recordings, in seconds, as a file or a dict lists them.

@@ -6,7 +6,6 @@ import logging
 import math
 import operator
 import time
-from abc import ABC
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import suppress
 from functools import reduce
@@ -24,7 +23,7 @@ from featcache.format.files import digest, from_storage
 from featcache.format.index import Hashes
 from featcache.interface import Bytes, Ints
 from featcache.reading.feature_arrays import FeatureArrays, memory_for
-from featcache.reading.generation import Generation, Ids, PaddedFeatures
+from featcache.reading.generation import Generation, PaddedFeatures
 from featcache.registry import is_lossless
 from featcache.stats import FeatureStats
 from featcache.tables.blocks import Block, BlockMember, RowMap, TableBlocks
@@ -457,54 +456,3 @@ def _numbers(
     if len(array):
         rows_of_keys(selection, [int(array.min()), int(array.max())])
     return array.astype(np.int64)
-
-
-# `NumberedRows`: the ids of a table's utterances, and the numbers of their rows.
-
-
-class NumberedRows(ABC):
-    """Utterances that have ids and numbers; nothing of their features.
-
-    Attributes:
-        selection: the rows and the caches below.
-    """
-
-    selection: Selection
-
-    def __len__(self) -> int:
-        return len(self.selection)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.selection)
-
-    def __contains__(self, id: object) -> bool:
-        return id in self.selection
-
-    @property
-    def ids(self) -> Sequence[str]:
-        """The utterance ids, in the order of rows; looked up as they are asked for."""
-        return Ids(self.selection)
-
-    def id(self, row: int) -> str:
-        """Return the id of a row; raises `RowError` for one that is not there."""
-        selection = self.selection
-        selection.check(row)
-        return selection.id(row)
-
-    def find(self, ids: Iterable[str]) -> Ints:
-        """Return the rows of many ids, int64, -1 where there is none.
-
-        Quick for ids that are not there: nothing is looked up that is close to them.
-        """
-        return self.selection.find(listed_ids(ids))
-
-    def rows(self, ids: Iterable[str]) -> Ints:
-        """Return the rows of many ids, int64; raises `KeyNotFoundError` for an unknown one."""
-        return self.selection.rows(ids)
-
-    def numbers(self, keys: Sequence[int | str]) -> Ints:
-        """Return the rows that ids or row numbers, also mixed, stand for.
-
-        Raises `KeyNotFoundError` or `RowError`.
-        """
-        return rows_of_keys(self.selection, keys)
