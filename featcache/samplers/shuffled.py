@@ -9,8 +9,9 @@ import numpy as np
 from featcache._cached import cached_property
 from featcache._checks import whole_number
 from featcache.errors import ConfigError
+from featcache.format.columns import ends_of
 from featcache.format.files import digest
-from featcache.samplers.batches import Batches, ends_of
+from featcache.samplers.batches import Batches
 from featcache.samplers.epoch import EpochSampler, State, shuffled_in_groups
 from featcache.samplers.order import Order, drawn
 from featcache.tables.table import FeatureTable, Numbering

@@ -18,7 +18,7 @@ from featcache.declaration import FrameTimes
 from featcache.errors import ConfigError, KeyNotFoundError, StaleCacheError, nearest
 from featcache.format.annotation_columns import Column
 from featcache.format.annotations import wider_kind
-from featcache.format.columns import Strings, ends_of
+from featcache.format.columns import Strings
 from featcache.format.files import digest
 from featcache.format.index import Hashes
 from featcache.format.shared_array import SharedArray
@@ -358,12 +358,7 @@ class TableBlocks:
         if len(pieces) == 1:
             return pieces[0][1]
         order = np.concatenate([np.arange(len(rows))[places] for places, _ in pieces] or [rows])
-        sizes = [np.diff(strings.ends) for _, strings in pieces]
-        data = [strings.data for _, strings in pieces]
-        together = Strings(
-            ends_of(np.concatenate([*sizes, np.zeros(0, np.int64)])),
-            np.concatenate([*data, np.zeros(0, np.uint8)]),
-        )
+        together = Strings.joined([strings for _, strings in pieces])
         return together.take(np.argsort(order))
 
     def split(self, rows: Ints) -> Iterator[tuple[Block, Ints | slice, Ints]]:

@@ -11,7 +11,7 @@ import numpy as np
 from featcache.errors import ConfigError
 from featcache.format.annotation_columns import Column, joined
 from featcache.format.annotations import wider_kind
-from featcache.format.columns import Strings, joined_ends
+from featcache.format.columns import Strings
 from featcache.format.fingerprint import Difference, differences
 from featcache.format.index import Hashes
 from featcache.interface import Ints
@@ -194,9 +194,7 @@ def joined_cuts(selections: Sequence[Selection]) -> Cuts | None:
         return None
     ids = [each.packed_ids(np.arange(len(each))) for each in selections]
     return Cuts.of(
-        Strings(
-            joined_ends(each.ends for each in ids), np.concatenate([each.data for each in ids])
-        ),
+        Strings.joined(ids),
         {
             name: _joined_spans(selections, name)
             for name in dict.fromkeys(name for each in cuts for name in each.spans)
