@@ -8,7 +8,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import cast
 
-from featcache.errors import FeatureError
+from featcache.errors import ConfigError, FeatureError
 from featcache.format.files import within
 
 # Annotations: values of an utterance that are no features. Their kinds, and checks of both.
@@ -126,6 +126,20 @@ def wider_kind(first: str | None, second: str | None) -> str | None:
     if first is None or second is None or first == second:
         return first or second
     return _WIDER.get((first, second)) or _WIDER.get((second, first))
+
+
+def common_kind(name: str, kinds: Iterable[str], where: str) -> str | None:
+    """Return the kind that holds the values of all, None if there are none.
+
+    Raises `ConfigError` where an annotation is of two kinds, each in another cache or table.
+    """
+    common: str | None = None
+    for kind in kinds:
+        wider = wider_kind(common, kind)
+        if wider is None:
+            raise ConfigError(f"annotation {name!r} is {common} in a {where} and {kind} in another")
+        common = wider
+    return common
 
 
 def with_kinds(id: str, values: Values, known: Mapping[str, str]) -> dict[str, str]:

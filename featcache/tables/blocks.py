@@ -17,7 +17,7 @@ from featcache._cached import cached_property
 from featcache.declaration import FrameTimes
 from featcache.errors import ConfigError, KeyNotFoundError, StaleCacheError, nearest
 from featcache.format.annotation_columns import Column
-from featcache.format.annotations import wider_kind
+from featcache.format.annotations import common_kind, wider_kind
 from featcache.format.columns import Strings
 from featcache.format.files import digest
 from featcache.format.index import Hashes
@@ -330,14 +330,8 @@ class TableBlocks:
         that are not of one kind.
         """
         columns = [block.annotation(name) for block in self.blocks]
-        kind: str | None = None
-        for found in columns:
-            there = None if found is None else found.kind
-            if kind is not None and there is not None and wider_kind(kind, there) is None:
-                raise ConfigError(
-                    f"annotation {name!r} is {kind} in a cache and {there} in another"
-                )
-            kind = wider_kind(kind, there)
+        there = (column.kind for column in columns if column is not None)
+        kind = common_kind(name, there, "cache")
         if kind is None:
             if len(generations := self.generations) == 1:
                 generations[0].annotation(name)  # which raises an error that names the cache

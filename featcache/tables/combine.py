@@ -10,7 +10,7 @@ import numpy as np
 
 from featcache.errors import ConfigError
 from featcache.format.annotation_columns import Column, joined
-from featcache.format.annotations import wider_kind
+from featcache.format.annotations import common_kind
 from featcache.format.columns import Strings
 from featcache.format.fingerprint import Difference, differences
 from featcache.format.index import Hashes
@@ -221,19 +221,12 @@ def _joined_annotation(selections: Sequence[Selection], name: str) -> Column:
         for number, each in enumerate(selections)
         if name in each.annotations
     }
-    kind: str | None = None
-    for found in having.values():
-        wider = wider_kind(kind, found.kind)
-        if wider is None:
-            raise ConfigError(
-                f"annotation {name!r} is {kind} in a table and {found.kind} in another"
-            )
-        kind = wider
+    kind = str(common_kind(name, (found.kind for found in having.values()), "table"))
     columns = [
-        having[number] if number in having else Column.empty(len(each), str(kind))
+        having[number] if number in having else Column.empty(len(each), kind)
         for number, each in enumerate(selections)
     ]
-    return joined(columns, str(kind), name)
+    return joined(columns, kind, name)
 
 
 # `join` and `concat`: tables side by side, and one after another.
