@@ -21,7 +21,7 @@ from scale import OPEN, line, timed, write_cache
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.format.annotations import AnnotationValues, stored_columns
+from featcache.format.annotation_columns import Column, stored_columns
 from featcache.format.columns import Codes, ColumnFile, Strings, ends_of, save_columns
 from featcache.format.manifest import AnnotationEntry, read_manifest, write_manifest
 
@@ -63,9 +63,9 @@ def annotate(path: Path, count: int) -> None:
     names = Strings.of([f"speaker-{number}" for number in range(SPEAKERS)])
     codes = random.integers(0, SPEAKERS, count).astype(np.int32)
     columns = {
-        "duration": AnnotationValues("float", random.uniform(1, 30, count)),
-        "speaker": AnnotationValues("str", Codes(codes, names)),
-        "text": AnnotationValues("str", texts),
+        "duration": Column("float", random.uniform(1, 30, count)),
+        "speaker": Column("str", Codes(codes, names)),
+        "text": Column("str", texts),
     }
     before = read_manifest(path)
     with ColumnFile(path, before.index) as file:

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import featcache
 from featcache import FeatureDataset
-from featcache.format.annotations import AnnotationValues, stored_columns
+from featcache.format.annotation_columns import Column, stored_columns
 from featcache.format.columns import Strings, save_columns
 from featcache.format.files import make_directory
 from featcache.format.index import DIGEST_BYTES, ContainerColumns, FeatureColumns, Index
@@ -100,9 +100,7 @@ def timed(make: Callable[[], object], times: int = 5) -> list[float]:
     return took
 
 
-def write_cache(
-    path: Path, count: int, annotations: Mapping[str, AnnotationValues] | None = None
-) -> None:
+def write_cache(path: Path, count: int, annotations: Mapping[str, Column] | None = None) -> None:
     """Write a cache whose arrays are holes in sparse files."""
     annotations = annotations or {}
     lengths = np.random.default_rng(0).integers(100, 3500, count)
@@ -140,7 +138,7 @@ def write_cache(
     )
     chain = itertools.chain(
         index_columns([index], rows_of([index], []), ["fbank"], {}),
-        container_columns([""], [containers]),
+        container_columns([""], [containers]).items(),
         string_columns("failed", Strings.of([])),
         *(stored_columns(name, column) for name, column in annotations.items()),
     )

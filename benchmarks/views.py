@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import featcache
 from featcache import FeatureDataset, FeatureLoader
-from featcache.format.annotations import AnnotationValues
+from featcache.format.annotation_columns import Column
 from featcache.format.columns import Codes, Strings
 from featcache.samplers import BucketBatchSampler
 from featcache.tables.table import FeatureTable
@@ -56,7 +56,7 @@ def main(utterances: int, directory: Path | None) -> None:
         workers(table, utterances)
 
 
-def annotations_of(count: int) -> dict[str, AnnotationValues]:
+def annotations_of(count: int) -> dict[str, Column]:
     """Return a speaker and a duration of each utterance."""
     random = np.random.default_rng(1)
     speakers = Codes(
@@ -64,8 +64,8 @@ def annotations_of(count: int) -> dict[str, AnnotationValues]:
         Strings.of([f"speaker-{number:05d}" for number in range(SPEAKERS)]),
     )
     return {
-        "speaker": AnnotationValues("str", speakers),
-        "duration": AnnotationValues("float", random.uniform(1, 35, count)),
+        "speaker": Column("str", speakers),
+        "duration": Column("float", random.uniform(1, 35, count)),
     }
 
 

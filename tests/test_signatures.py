@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from typing import get_origin
 
 import pytest
 
@@ -38,7 +39,7 @@ def public() -> Iterator[tuple[str, Callable[..., object]]]:
         for name in names:
             value = getattr(home, name)
             error = isinstance(value, type) and issubclass(value, Exception)
-            if callable(value) and not error:
+            if callable(value) and get_origin(value) is None and not error:
                 yield prefix + name, value
 
 

@@ -7,6 +7,7 @@ from featcache.espnet.batch_samplers import build_batch_sampler as build_batch_s
 from featcache.espnet.batch_samplers import (
     build_category_batch_sampler as build_category_batch_sampler,
 )
+from featcache.espnet.collate import CommonCollateFn as CommonCollateFn
 from featcache.espnet.factories import CategoryChunkIterFactory as CategoryChunkIterFactory
 from featcache.espnet.factories import CategoryIterFactory as CategoryIterFactory
 from featcache.espnet.factories import ChunkIterFactory as ChunkIterFactory
@@ -16,4 +17,3 @@ from featcache.espnet.factories import SequenceIterFactory as SequenceIterFactor
 from featcache.espnet.factories import ShardedIterFactory as ShardedIterFactory
 from featcache.espnet.factories import build_iter_factory as build_iter_factory
 from featcache.espnet.runner import CollectStatsRunner as CollectStatsRunner
-from featcache.loading.padding import CommonCollateFn as CommonCollateFn

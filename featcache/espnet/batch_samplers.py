@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from featcache import FeatureTable
 from featcache.errors import ConfigError
+from featcache.espnet.arrays import Ints
 from featcache.espnet.by_size import (
     Descending,
     binned_batches,
@@ -36,10 +38,7 @@ from featcache.espnet.shapes import (
     require_one_frame_shape,
     utterances_of,
 )
-from featcache.interface import Ints
-from featcache.samplers.batches import Batches
-from featcache.samplers.bucket import LengthsLike
-from featcache.tables.table import FeatureTable
+from featcache.samplers import Batches, LengthsLike
 
 _TYPES = ("unsorted", "sorted", "folded", "length", "numel")
 _CATEGORY_TYPES = ("catbel", "catpow", "catpow_balance_dataset")

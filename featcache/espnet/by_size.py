@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from featcache.errors import ConfigError
-from featcache.interface import Ints
-from featcache.samplers.batches import Batches, ends_of
-from featcache.samplers.bucket import Shapes
-from featcache.tables.columns import stable_order
+from featcache.espnet.arrays import Ints, ends_of, stable_order
+from featcache.espnet.shapes import Shapes
+from featcache.samplers import Batches
 
 # Cuts of a sorted or shuffled list of utterances into batches.
 

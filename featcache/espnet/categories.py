@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, nearest
+from featcache.espnet.arrays import Ints, counted, ends_of
 from featcache.espnet.by_size import by_appearance, chain, ends_over_sum, grouped
 from featcache.espnet.shapes import (
     Labels,
@@ -20,8 +21,7 @@ from featcache.espnet.shapes import (
     codes_of,
     read_table,
 )
-from featcache.interface import Ints
-from featcache.samplers.batches import Batches, counted, ends_of
+from featcache.samplers import Batches
 
 # Checks of single arguments of ESPnet's builders.
 

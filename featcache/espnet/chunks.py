@@ -12,7 +12,9 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 
+from featcache import FeatureDataset
 from featcache.errors import ConfigError, FeatureError
+from featcache.espnet.collate import CommonCollateFn, PaddedBatch
 from featcache.espnet.dataset_input import (
     BatchList,
     Collate,
@@ -22,8 +24,6 @@ from featcache.espnet.dataset_input import (
     epoch_loader,
     random_state,
 )
-from featcache.loading.dataset import FeatureDataset
-from featcache.loading.padding import CommonCollateFn, PaddedBatch
 
 # ESPnet's rules for chunks, by lengths alone: where utterances are cut, how chunks are batched.
 

@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from featcache import FeatureDataset
 from featcache.errors import ConfigError, nearest
+from featcache.espnet.arrays import Ints
 from featcache.espnet.batch_samplers import build_batch_sampler
-from featcache.interface import Ints
-from featcache.loading.dataset import FeatureDataset
-from featcache.loading.padding import ArrayOrTensor, CommonCollateFn, PaddedBatch
-from featcache.samplers.batches import Batches
-from featcache.tables.table import require_rows_of
+from featcache.espnet.collate import ArrayOrTensor, CommonCollateFn, PaddedBatch
+from featcache.samplers import Batches
 
 # Batches of an epoch and their order: ESPnet's rules, by index.
 
@@ -98,8 +97,8 @@ def mixed(batches: BatchList, epoch: int, seed: int) -> BatchList:
         return Batches(
             shuffled,
             np.append(np.arange(0, len(items), size), len(items)),
-            batches.keys,
-            batches.numbering,
+            keys=batches.keys,
+            numbering=batches.numbering,
         )
     flat = [utterance for batch in batches for utterance in batch]
     flat = [flat[place] for place in random_state(epoch, seed).permutation(len(flat)).tolist()]
@@ -154,8 +153,8 @@ def batch_list(
     if isinstance(batches, Mapping):
         check_names("batches", batches, build_batch_sampler)
         batches = build_batch_sampler(**with_lengths(batches, dataset))
-    if isinstance(batches, Batches) and batches.numbering and isinstance(dataset, FeatureDataset):
-        require_rows_of(dataset.table, batches.numbering)
+    if isinstance(batches, Batches) and isinstance(dataset, FeatureDataset):
+        dataset.require_rows(batches)
     if isinstance(batches, str) or not isinstance(batches, Iterable):
         raise ConfigError(
             "batches are lists of ids or rows, or the arguments of build_batch_sampler, not "

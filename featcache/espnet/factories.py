@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 from torch.utils.data import DataLoader
 
-from featcache._checks import whole_number
 from featcache.errors import ConfigError, nearest
 from featcache.espnet.batch_samplers import build_category_batch_sampler
 from featcache.espnet.chunks import Chunker
+from featcache.espnet.collate import PaddedBatch
 from featcache.espnet.dataset_input import (
     BatchList,
     Collate,
@@ -28,9 +28,7 @@ from featcache.espnet.dataset_input import (
     random_state,
     with_lengths,
 )
-from featcache.loading.padding import PaddedBatch
-from featcache.samplers.batches import Batches
-from featcache.samplers.epoch import resolve_rank
+from featcache.samplers import Batches, resolve_rank
 
 # `CategoryBatches`: batches that a category sampler draws anew for each epoch.
 
@@ -115,7 +113,7 @@ class SequenceIterFactory:
     Raises `ConfigError` for arguments that cannot work.
 
     >>> import numpy as np
-    >>> from featcache.loading.padding import CommonCollateFn
+    >>> from featcache.espnet import CommonCollateFn
     >>> utterances = {id: (id, {"speech": np.ones(2)}) for id in "abc"}
     >>> factory = SequenceIterFactory(utterances, [["a"], ["b", "c"]], collate_fn=CommonCollateFn())
     >>> [ids for ids, batch in factory.build_iter(epoch=1)]
@@ -364,7 +362,9 @@ class ShardedIterFactory:
 
     def __init__(self, build: Callable[[int], IterFactory], num_shards: int) -> None:
         self._build = build
-        self._num_shards = whole_number("num_shards", num_shards, 1)
+        if type(num_shards) is not int or num_shards < 1:
+            raise ConfigError(f"num_shards must be an integer of at least 1, not {num_shards!r}")
+        self._num_shards = num_shards
 
     def shard(self, epoch: int) -> int:
         """Return the number of the shard that this rank takes in an epoch."""

@@ -14,12 +14,12 @@ from urllib.parse import quote
 import numpy as np
 import torch
 
+from featcache import FeatureStats
 from featcache.errors import ConfigError, DuplicateIdError, FeatureError
+from featcache.espnet.arrays import Array
 from featcache.espnet.shards import FEAT_KEYS, FEATS, SHAPE_KEYS, STATS_KEYS
 from featcache.format.files import check_id
-from featcache.interface import Array
 from featcache.loading.memory import to_device
-from featcache.stats import FeatureStats
 from featcache.writing.part_writer import PartWriter
 
 if TYPE_CHECKING:

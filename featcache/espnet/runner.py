@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from featcache import _checks
+from featcache import CacheWriter, EnvironmentProvider, ParallelConfig, _checks
 from featcache._closing import close_after, closed_after
 from featcache.errors import ComputeError, ConfigError, IncompleteError
+from featcache.espnet.arrays import Ints
 from featcache.espnet.hooks import Hooks
 from featcache.espnet.shard_maker import (
     ShardDirectory,
@@ -28,12 +29,9 @@ from featcache.espnet.shard_maker import (
 )
 from featcache.espnet.shards import FEATS, Shard, merge_shards
 from featcache.extraction.destination import retry_while_locked
-from featcache.extraction.environment import EnvironmentProvider
 from featcache.format.files import make_directory
 from featcache.format.lock import WriterLock
-from featcache.interface import Ints
-from featcache.workers.config import ParallelConfig, config_or_client
-from featcache.writing.cache_writer import CacheWriter
+from featcache.workers.config import config_or_client
 
 if TYPE_CHECKING:
     from dask.distributed import Client

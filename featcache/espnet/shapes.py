@@ -6,18 +6,17 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from os import PathLike
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache._cached import cached_property
+from featcache import FeatureTable
 from featcache.errors import ConfigError
-from featcache.interface import Ints
-from featcache.samplers.batches import Batches
-from featcache.samplers.bucket import LengthsLike, Shapes, shapes_of
-from featcache.tables.table import FeatureTable, Numbering
+from featcache.espnet.arrays import Ints
+from featcache.samplers import Batches, LengthsLike, Numbering
 
 # The text tables of speech toolkits as spans of one block of bytes.
 #
@@ -44,6 +43,7 @@ class PackedStrings(Sequence[str]):
         self._data = data
         self._starts = starts
         self._stops = stops
+        self._hashes: Words | None = None
 
     @classmethod
     def of(cls, strings: Sequence[str]) -> PackedStrings:
@@ -81,12 +81,13 @@ class PackedStrings(Sequence[str]):
                 & _KEEP[np.minimum(lengths[longer] - begin, 8)],
             )
 
-    @cached_property
+    @property
     def hashes(self) -> Words:
         """One 64-bit number for each string."""
-        return self._mixed(np.uint64(0xFF51AFD7ED558CCD))
+        if self._hashes is None:
+            self._hashes = self._mixed(np.uint64(0xFF51AFD7ED558CCD))
+        return self._hashes
 
-    @cached_property
     def other_hashes(self) -> Words:
         """Another one: strings that have both in common are the same."""
         return self._mixed(np.uint64(0xC4CEB9FE1A85EC53))
@@ -131,7 +132,7 @@ class PackedStrings(Sequence[str]):
     def _same_hashes(self, others: PackedStrings, rows: Ints) -> NDArray[np.bool_]:
         same: NDArray[np.bool_] = self.hashes[rows] == others.hashes
         if same.any():
-            same &= self.other_hashes[rows] == others.other_hashes
+            same &= self.other_hashes()[rows] == others.other_hashes()
         return same
 
 
@@ -238,6 +239,27 @@ def _plain_spaces(raw: bytes, path: str) -> bytes:
 # Shapes of utterances as ESPnet's shape files have them.
 
 _LARGEST = 2**62  # sums of two stay within int64
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Lengths of the utterances of one feature, int64, and the shapes of their frames."""
+
+    name: str
+    lengths: Ints
+    dims: Ints  # (n, dims) or, where all are alike, (1, dims); -1 where an utterance has fewer
+
+    @classmethod
+    def of(cls, name: str, shapes: Ints) -> Shapes:
+        """Take them from an array of shapes, (n, 1 + dims)."""
+        dims = shapes[:, 1:]
+        alike = bool((dims == dims[:1]).all())
+        return cls(name, np.ascontiguousarray(shapes[:, 0]), dims[:1] if alike else dims)
+
+    def take(self, rows: Ints) -> Shapes:
+        """Return the shapes of these rows."""
+        dims = self.dims if len(self.dims) == 1 else self.dims[rows]
+        return Shapes(self.name, self.lengths[rows], dims)
 
 
 def elements(shapes: Shapes) -> Ints:
@@ -356,6 +378,62 @@ def _numbers_by_line(table: Table, separator: str) -> Ints:
 Labels = Sequence[str] | Sequence[int] | NDArray[np.generic]
 
 
+def shapes_of(lengths: LengthsLike) -> tuple[list[Shapes], FeatureTable | None]:
+    """Return the shapes of each feature that has a time axis, or of each array; and the table.
+
+    Arrays hold lengths, (utterances,), or shapes, (utterances, 1 + dims). Raises `ConfigError` for
+    what is neither, for no utterances and for features of different ones.
+    """
+    owner, table = _table_of(lengths)
+    if table is not None:
+        if not len(table):
+            raise ConfigError(f"there are no utterances to sample: {table!r} is empty")
+        names = [name for name in owner.features if table.has_frames(name)]
+        return [
+            Shapes(
+                f"feature {name!r}",
+                _checked(f"lengths of feature {name!r}", table.lengths(name))[:, 0],
+                np.array([table.dims(name)], np.int64),
+            )
+            for name in names
+        ], table
+    if isinstance(lengths, list | tuple) and len(lengths) > 0 and np.ndim(lengths[0]) > 0:
+        arrays = {f"lengths[{number}]": array for number, array in enumerate(lengths)}
+    else:
+        arrays = {"lengths": lengths}
+    shapes = [Shapes.of(name, _checked(name, np.asarray(array))) for name, array in arrays.items()]
+    counts = [len(shape.lengths) for shape in shapes]
+    if len(set(counts)) > 1:
+        raise ConfigError(f"the features have lengths for {counts} utterances; give the same ones")
+    return shapes, None
+
+
+def _table_of(source: Any) -> tuple[Any, FeatureTable | None]:
+    """Return a data set over a table, and the table; of torch's `Subset` its rows; None of none."""
+    if isinstance(source, str | PathLike):
+        source = FeatureTable.of(source)
+    table = getattr(source, "table", None)
+    if table is None and hasattr(source, "dataset") and hasattr(source, "indices"):
+        owner, whole = _table_of(source.dataset)
+        return owner, None if whole is None else whole.select(source.indices)
+    return source, table if isinstance(table, FeatureTable) else None
+
+
+def _checked(name: str, array: NDArray[np.generic]) -> Ints:
+    if array.ndim and not array.size:
+        raise ConfigError(f"there are no utterances to sample: {name} is empty")
+    if not 1 <= array.ndim <= 2 or array.dtype.kind not in "iu":
+        raise ConfigError(
+            f"{name} are frames of each utterance, integers (or rows of integers, their shapes), "
+            f"not {array.dtype} of shape {array.shape}"
+        )
+    whole = array.astype(np.int64, copy=False).reshape(len(array), -1)
+    if whole.min() < 0:
+        row = int(whole.min(1).argmin())
+        raise ConfigError(f"{name} cannot be negative: row {row} has {array[row].tolist()}")
+    return whole
+
+
 @dataclass(frozen=True)
 class NumberedUtterances:
     """Numbered utterances, with one `Shapes` a shape file, array or feature with a time axis.
@@ -374,7 +452,7 @@ class NumberedUtterances:
         Row numbers know which utterances they count.
         """
         if isinstance(self.ids, PackedStrings):
-            return Batches(rows.items, rows.ends, self.ids)
+            return Batches(rows.items, rows.ends, keys=self.ids)
         lengths = [shapes.lengths for shapes in self.shapes]
         numbering = Numbering(self.count, self.ids, lengths)
         return Batches(rows.items, rows.ends, numbering=numbering)
@@ -425,7 +503,7 @@ def utterances_of(
             + ("not both" if lengths is not None else "to a sampler")
         )
     if lengths is not None:
-        found, table = shapes_of(lengths, axes=2)
+        found, table = shapes_of(lengths)
         if table is not None:
             return NumberedUtterances("the cache", len(table), found[:shaped], table)
         return NumberedUtterances("lengths", len(found[0].lengths), found[:shaped], None)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.declaration import FeatureStorageConfig
+from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import (
     ComputeError,
     ConfigError,
@@ -25,6 +25,7 @@ from featcache.errors import (
     StaleCacheError,
     describe,
 )
+from featcache.espnet.arrays import Ints
 from featcache.espnet.hooks import Hooks, NewFeatures
 from featcache.espnet.shards import (
     FEATS,
@@ -41,10 +42,8 @@ from featcache.format.files import make_directory, pack_json, unpack_json, write
 from featcache.format.fingerprint import canonical, differences
 from featcache.format.manifest import NAME as CACHE
 from featcache.format.part import committed
-from featcache.interface import Ints
-from featcache.staleness.provenance import provenance
+from featcache.inspect import provenance
 from featcache.workers.attempts import Attempt
-from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.part_writer import PartWriter
 
 # `ShardMaker`: makes shards in a process; all add to one part of the cache of features.

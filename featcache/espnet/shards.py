@@ -25,11 +25,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from featcache import CacheWriter, FeatureStats
 from featcache.errors import CorruptCacheError, DuplicateIdError, FeatureError
+from featcache.espnet.arrays import Ints
 from featcache.format.files import digest_file, pack_json, unpack_json, write_durably
-from featcache.interface import Ints
-from featcache.stats import FeatureStats
-from featcache.writing.cache_writer import CacheWriter
 
 SHARDS = "shards"
 RUN = "work-run-"  # then 8 hexadecimal digits

@@ -95,6 +95,12 @@ class Strings:
         """Pack strings that are UTF-8 already."""
         return cls(ends_of(list(map(len, encoded))), np.frombuffer(b"".join(encoded), np.uint8))
 
+    @classmethod
+    def joined(cls, parts: Sequence[Strings]) -> Strings:
+        """Put strings one after the other."""
+        data = np.concatenate([np.empty(0, np.uint8), *(each.data for each in parts)])
+        return cls(joined_ends(each.ends for each in parts), data)
+
     def fits(self) -> bool:
         """Whether the columns belong together, as far as their lengths show."""
         return len(self.ends) > 0 and self.ends[0] == 0 and bool(self.ends[-1] == len(self.data))
@@ -193,9 +199,9 @@ def joined_texts(bodies: Sequence[Strings | Codes]) -> Strings | Codes:
     count = sum(map(len, bodies))
     plain = sum(len(each) for each in bodies if isinstance(each, Strings))
     if plain > max(count // 2, TRIED):
-        texts = [each if isinstance(each, Strings) else spelled(each) for each in bodies]
-        data = np.concatenate([np.empty(0, np.uint8), *(each.data for each in texts)])
-        return Strings(joined_ends(each.ends for each in texts), data)
+        return Strings.joined(
+            [each if isinstance(each, Strings) else spelled(each) for each in bodies]
+        )
     numbers: dict[str, int] = {}
     codes = [np.empty(0, np.int32)]
     for each in bodies:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from featcache._cached import cached_property
 from featcache.container_files import PAGE_BYTES, Pages, bytes_at
 from featcache.errors import ConfigError, CorruptCacheError
-from featcache.format.annotations import stored_kinds
+from featcache.format.annotation_columns import stored_kinds
 from featcache.format.columns import DAMAGED, ColumnFile, Strings, ends_of, take
 from featcache.format.files import newer, within
 from featcache.interface import Bytes, Ints

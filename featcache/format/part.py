@@ -24,13 +24,8 @@ from featcache.container_files import PAGE_BYTES, EncodedArrays, Pages, sync_dir
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CorruptCacheError, FormatVersionError
 from featcache.format import journal
-from featcache.format.annotations import (
-    AnnotationValues,
-    Values,
-    kinds_of,
-    read_whole_column,
-    stored_columns,
-)
+from featcache.format.annotation_columns import Column, read_whole_column, stored_columns
+from featcache.format.annotations import Values, kinds_of
 from featcache.format.columns import ColumnFile, Number, Strings, argsort_ids, ends_of, take
 from featcache.format.files import (
     NOT_AS_WRITTEN,
@@ -156,7 +151,7 @@ def annotation_columns(ids: Sequence[str], annotations: Sequence[Values], order:
     kinds = kinds_of(zip(ids, annotations, strict=True))
     for name, kind in sorted(kinds.items()):
         values = [annotations[row].get(name) for row in order.tolist()]
-        yield from stored_columns(name, AnnotationValues.of(values, kind))
+        yield from stored_columns(name, Column.of(values, kind))
 
 
 def container_columns(
@@ -264,7 +259,7 @@ class SealedPart:
             raise CorruptCacheError(f"{str(file.path)!r} is damaged: it has not a stamp each row")
         return replace(index, stamps=columns)
 
-    def annotation(self, cache: Path, name: str, kind: str) -> AnnotationValues:
+    def annotation(self, cache: Path, name: str, kind: str) -> Column:
         """Read an annotation of all rows; raises `CorruptCacheError` if it was changed."""
         with self.open_columns(cache) as file:
             return read_whole_column(file, name, kind, self.entry.rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,13 @@ import xxhash
 from featcache._cached import cached_property
 from featcache.container_files import PAGE_BYTES
 from featcache.declaration import FrameTimes
-from featcache.errors import CacheError, CorruptCacheError, FeatcacheError, FormatVersionError
+from featcache.errors import (
+    CacheError,
+    CorruptCacheError,
+    FeatcacheError,
+    FormatVersionError,
+    WindowError,
+)
 from featcache.format.index import ContainerColumns, FeatureColumns, Index
 from featcache.format.manifest import Manifest
 from featcache.format.part import SealedPart
@@ -191,26 +198,59 @@ class FeatureArrays:
         self._skip = None if columns.skip is None else columns.skip.data
 
     def read(
-        self, row: int, start: int = 0, stop: int | None = None, *, copy: bool = True
+        self,
+        row: int,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        id: str = "",
+        copy: bool = True,
     ) -> Array:
         """Return a writable copy of frames `start` to before `stop`, in the user's shape.
 
-        Without `copy`, the mapped bytes themselves where they are the array.
+        Without `copy`, the mapped bytes themselves where they are the array. Raises `WindowError`,
+        which names the `id`, for frames that there are not.
         """
+        begin, end = 0, stop
+        if start is not None or stop is not None:
+            begin, end = self.window(id, self.lengths.item(row), start, stop)
         try:
-            end: int = self._length[row] if stop is None else stop
-            view = self._view(row, start, end)
+            end = self._length[row] if end is None else end
+            view = self._view(row, begin, end)
             if view is None:
                 self.check_length(row)
-                out = self.empty(end - start)
-                self.read_into(row, out, start)
+                out = self.empty(end - begin)
+                self.read_into(row, out, begin)
                 return out if self.has_frames else out[0, ...]
             if self._checks is not None:
-                self._check(row, start, end)
+                self._check(row, begin, end)
             view = view if self.has_frames else view[0, ...]
             return view.copy() if copy else view
         except (IndexError, ValueError, OverflowError) as error:
             raise self._damaged(row, error) from None
+
+    def window(self, id: str, length: int, start: int | None, stop: int | None) -> tuple[int, int]:
+        """Return the first frame and the one after the last of a window into `length` frames.
+
+        Raises `WindowError` unless 0 <= start <= stop <= length, whole numbers.
+        """
+        if not self.has_frames:
+            raise WindowError(
+                f"feature {self.name!r} has no time axis, so there are no frames to choose from"
+            )
+        try:
+            begin = 0 if start is None else operator.index(start)
+            end = length if stop is None else operator.index(stop)
+        except TypeError:
+            wrong = (
+                "give whole numbers of frames, from start to before stop, not "
+                f"{start!r} and {stop!r}"
+            )
+        else:
+            if 0 <= begin <= end <= length:
+                return begin, end
+            wrong = f"frames {begin} to {end} are not within 0 to {length}"
+        raise WindowError(f"utterance {id!r}, feature {self.name!r}: {wrong}")
 
     def empty(self, *lengths: int) -> Array:
         """Return an array of shape (*lengths, *dims) to read into.

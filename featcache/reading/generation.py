@@ -21,17 +21,15 @@ from featcache.errors import (
     KeyNotFoundError,
     RowError,
     StaleCacheError,
-    WindowError,
     nearest,
 )
-from featcache.format.annotations import AnnotationValues, read_column
+from featcache.format.annotation_columns import Column, read_column
 from featcache.format.columns import ColumnFile, Strings
 from featcache.format.feature_sets import stored_sets
 from featcache.format.index import Index, StampColumns, read_index, read_strings
 from featcache.format.lock import at_work
 from featcache.format.manifest import Manifest, manifest_file, read_kept, read_manifest
-from featcache.interface import Array, Ints
-from featcache.reading.annotation import BlockRows
+from featcache.interface import Ints
 from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Containers, Roots
 from featcache.reading.feature_arrays import Checks, FeatureArrays, arrays_of
 from featcache.reading.verify import raise_damage
@@ -210,7 +208,7 @@ class Generation:
         self.mapped, self.check_reads, self.roots = mapped, check_reads, roots
         self.sets, self.refused = sets or {}, refused or {}
         self._file = file
-        self._annotations: dict[str, AnnotationValues] = {}
+        self._annotations: dict[str, Column] = {}
 
     @classmethod
     def at(
@@ -300,8 +298,8 @@ class Generation:
         """The names of the generations that are open: one, or one of each set."""
         return tuple(each.manifest.name for each in self.sets.values() or (self,))
 
-    def annotation(self, name: str) -> BlockRows:
-        """Return the column of an annotation and its rows: of the first set that has it.
+    def annotation(self, name: str) -> Column:
+        """Return the column of an annotation: of the first set that has it.
 
         Raises `KeyNotFoundError` for an unknown one.
         """
@@ -312,13 +310,13 @@ class Generation:
             )
         for home, each in self.sets.items():
             if name in each.manifest.annotations:
-                column = each.annotation(name).column
-                return BlockRows(column, self.set_rows[home], len(self.index))
+                column, rows = each.annotation(name), self.set_rows[home]
+                return column if rows is None else column.view(rows)
         if name not in self._annotations:
             kind = self.manifest.annotations[name].kind
             file = cast(ColumnFile, self._file)  # a set has the annotations of sets
             self._annotations[name] = read_column(file, name, kind, len(self.index))
-        return BlockRows(self._annotations[name], None, len(self.index))
+        return self._annotations[name]
 
     def file(self, role: str) -> bytes | None:
         """Read the file of a role, "probe" or "made-from"; None if there is none.
@@ -360,27 +358,6 @@ class Generation:
         if len(rows) and rows.min() < 0:
             raise self.not_found(listed[int(rows.argmin())])
         return rows
-
-    def read(
-        self,
-        id: str,
-        arrays: FeatureArrays,
-        start: int | None = None,
-        stop: int | None = None,
-        *,
-        copy: bool = True,
-    ) -> Array:
-        """Return a copy of an array as it is stored, or of its frames `start` to before `stop`.
-
-        Without `copy`, the mapped bytes themselves where they are the array.
-
-        Raises `KeyNotFoundError` for an unknown id, `WindowError` unless 0 <= start <= stop <=
-        frames.
-        """
-        row = self.index.find(id) if isinstance(id, str) else -1
-        if row < 0:
-            raise self.not_found(id)
-        return read_row(arrays, row, id, start, stop, copy=copy)
 
     def lengths(self, feature: str, *, ids: Iterable[str] | None = None) -> Ints:
         """Return the frames of all utterances in row order, or of some."""
@@ -432,41 +409,6 @@ class Generation:
             if now.difference(self.names) and not tagged.issuperset(self.names):
                 return f"; the cache was written on since it was opened: {advice}"
         return ""
-
-
-def read_row(
-    arrays: FeatureArrays, row: int, id: str, start: int | None, stop: int | None, *, copy: bool
-) -> Array:
-    """Return the array of a row, or some of its frames, as `Generation.read` does by its id."""
-    if start is None and stop is None:
-        return arrays.read(row, copy=copy)
-    if not arrays.has_frames:
-        raise WindowError(
-            f"feature {arrays.name!r} has no time axis, so there are no frames to choose from"
-        )
-    length: int = arrays.lengths.item(row)
-    return arrays.read(row, *window(id, arrays.name, length, start, stop), copy=copy)
-
-
-def window(
-    id: str, feature: str, length: int, start: int | None, stop: int | None
-) -> tuple[int, int]:
-    """Return the first frame and the one after the last of a window into `length` frames.
-
-    Raises `WindowError` unless 0 <= start <= stop <= length, whole numbers.
-    """
-    try:
-        begin = 0 if start is None else operator.index(start)
-        end = length if stop is None else operator.index(stop)
-    except TypeError:
-        wrong = (
-            f"give whole numbers of frames, from start to before stop, not {start!r} and {stop!r}"
-        )
-    else:
-        if 0 <= begin <= end <= length:
-            return begin, end
-        wrong = f"frames {begin} to {end} are not within 0 to {length}"
-    raise WindowError(f"utterance {id!r}, feature {feature!r}: {wrong}")
 
 
 # Arrays of several utterances of a generation in one, padded at the end of the frame axis.

@@ -83,7 +83,7 @@ class FeatureReader:
         id = cast(str, as_id(id))
         opened = self.opened
         arrays = opened.arrays(self.feature)
-        tensor = torch.from_numpy(opened.read(id, arrays, start, stop))
+        tensor = torch.from_numpy(arrays.read(opened.row(id), start, stop, id=id))
         if arrays.declared_dtype == "bfloat16":
             tensor = tensor.view(torch.bfloat16)
         return tensor if self._dtype is None else tensor.to(getattr(torch, self._dtype))

@@ -1,4 +1,11 @@
-"""Batch samplers for `FeatureLoader` and DataLoader: utterances that go together."""
+"""Batch samplers for `FeatureLoader` and DataLoader: utterances that go together.
 
+`Batches`, `Numbering`, `LengthsLike` and `resolve_rank` are for those who write others.
+"""
+
+from featcache.samplers.batches import Batches as Batches
 from featcache.samplers.bucket import BucketBatchSampler as BucketBatchSampler
+from featcache.samplers.bucket import LengthsLike as LengthsLike
+from featcache.samplers.epoch import resolve_rank as resolve_rank
 from featcache.samplers.shuffled import ShuffledBatchSampler as ShuffledBatchSampler
+from featcache.tables.table import Numbering as Numbering

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import overload
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from featcache.format.columns import ends_of
 from featcache.interface import Ints
 from featcache.samplers.order import Order
 from featcache.tables.table import BatchOf, Numbering
@@ -29,6 +30,7 @@ class Batches(Sequence[list[int] | list[str]]):
         self,
         items: ArrayLike | Order,
         ends: ArrayLike,
+        *,
         keys: Sequence[str] | None = None,
         numbering: Numbering | None = None,
         draw: tuple[int, int] | None = None,
@@ -86,12 +88,13 @@ class Batches(Sequence[list[int] | list[str]]):
     def take(self, order: Ints) -> Batches:
         """Return the batches that `order` numbers, in that order."""
         sizes = self.sizes[order]
-        source = np.repeat(self.ends[order], sizes) + counted(sizes)
-        return Batches(self.items[source], ends_of(sizes), self.keys, self.numbering)
+        ends = ends_of(sizes)
+        source = np.arange(ends[-1]) + np.repeat(self.ends[order] - ends[:-1], sizes)
+        return Batches(self.items[source], ends, keys=self.keys, numbering=self.numbering)
 
     def recut(self, ends: Ints, draw: tuple[int, int]) -> Batches:
         """Return batches of the same utterances that end elsewhere, of this seed and epoch."""
-        return Batches(self._items, ends, self.keys, self.numbering, draw)
+        return Batches(self._items, ends, keys=self.keys, numbering=self.numbering, draw=draw)
 
     def _named(self, rows: list[int]) -> list[int] | list[str]:
         if self.keys is not None:
@@ -99,18 +102,3 @@ class Batches(Sequence[list[int] | list[str]]):
             return ids if self.draw is None else BatchOf(ids, None, self.draw)
         known = self.numbering is not None or self.draw is not None
         return BatchOf(rows, self.numbering, self.draw) if known else rows
-
-
-def ends_of(sizes: Sequence[int] | NDArray[np.integer]) -> Ints:
-    """Return where each of consecutive groups of these sizes ends, after a 0."""
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
-
-
-def counted(sizes: Ints) -> Ints:
-    """Number the elements within each of consecutive groups: 0, 1, ... up to each size.
-
-    >>> counted(np.array([2, 3])).tolist()
-    [0, 1, 0, 1, 2]
-    """
-    ends = ends_of(sizes)
-    return np.arange(ends[-1]) - np.repeat(ends[:-1], sizes)

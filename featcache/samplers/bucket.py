@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -37,32 +38,11 @@ from featcache.tables.table import (
 LengthsLike = ArrayLike | Sequence[ArrayLike] | CachePath | FeatureTable | HasTable | HasSome
 
 
-@dataclass(frozen=True)
-class Shapes:
-    """Lengths of the utterances of one feature, int64, and the shapes of their frames."""
+def columns_of(lengths: LengthsLike) -> tuple[list[Ints], list[int], FeatureTable | None]:
+    """Return the frames of all utterances and the numbers of a frame, and the table.
 
-    name: str
-    lengths: Ints
-    dims: Ints  # (n, dims) or, where all are alike, (1, dims); -1 where an utterance has fewer
-
-    @classmethod
-    def of(cls, name: str, shapes: Ints) -> Shapes:
-        """Take them from an array of shapes, (n, 1 + dims)."""
-        dims = shapes[:, 1:]
-        alike = bool((dims == dims[:1]).all())
-        return cls(name, np.ascontiguousarray(shapes[:, 0]), dims[:1] if alike else dims)
-
-    def take(self, rows: Ints) -> Shapes:
-        """Return the shapes of these rows."""
-        dims = self.dims if len(self.dims) == 1 else self.dims[rows]
-        return Shapes(self.name, self.lengths[rows], dims)
-
-
-def shapes_of(lengths: LengthsLike, axes: int = 1) -> tuple[list[Shapes], FeatureTable | None]:
-    """Return the shapes of each feature that has a time axis, or of each array; and the table.
-
-    Arrays hold lengths, (utterances,), or with two `axes` also shapes, (utterances, 1 + dims).
-    Raises `ConfigError` for what is neither, for no utterances and for features of different ones.
+    Of each feature that has a time axis, or of each array. Raises `ConfigError` for what is
+    neither, for no utterances and for features of different ones.
     """
     if isinstance(lengths, FeatureTable | str | os.PathLike):
         lengths = FeatureTable.of(lengths)
@@ -72,40 +52,35 @@ def shapes_of(lengths: LengthsLike, axes: int = 1) -> tuple[list[Shapes], Featur
         if not len(table):
             raise ConfigError(f"there are no utterances to sample: {table!r} is empty")
         names = [name for name in owner.features if table.has_frames(name)]
-        return [_of_table(table, name) for name in names], table
+        columns = [_checked(f"lengths of feature {name!r}", table.lengths(name)) for name in names]
+        return columns, [math.prod(table.dims(name)) for name in names], table
     if isinstance(lengths, list | tuple) and len(lengths) > 0 and np.ndim(lengths[0]) > 0:
         arrays = {f"lengths[{number}]": array for number, array in enumerate(lengths)}
     else:
         arrays = {"lengths": lengths}
-    shapes = [_checked(name, np.asarray(array), axes) for name, array in arrays.items()]
-    counts = [len(shape.lengths) for shape in shapes]
+    columns = [_checked(name, np.asarray(array)) for name, array in arrays.items()]
+    counts = list(map(len, columns))
     if len(set(counts)) > 1:
         raise ConfigError(f"the features have lengths for {counts} utterances; give the same ones")
-    return shapes, None
+    return columns, [1] * len(columns), None
 
 
-def _of_table(table: FeatureTable, name: str) -> Shapes:
-    shapes = _checked(f"lengths of feature {name!r}", table.lengths(name), 1)
-    return replace(shapes, name=f"feature {name!r}", dims=np.array([table.dims(name)], np.int64))
-
-
-def _checked(name: str, array: NDArray[np.generic], axes: int) -> Shapes:
+def _checked(name: str, array: NDArray[np.generic]) -> Ints:
     if array.ndim and not array.size:
         raise ConfigError(f"there are no utterances to sample: {name} is empty")
-    if not 1 <= array.ndim <= axes or array.dtype.kind not in "iu":
+    if array.ndim != 1 or array.dtype.kind not in "iu":
         found = f"{array.dtype} of shape {array.shape}"
         if array.dtype.kind == "O" and array.ndim == 0:
             found = (
                 f"a {type(array.item()).__name__}; if Lightning puts it there to share batches "
                 "out, which the sampler does itself, set Trainer(use_distributed_sampler=False)"
             )
-        shapes = "" if axes == 1 else " (or rows of integers, their shapes)"
-        raise ConfigError(f"{name} are frames of each utterance, integers{shapes}, not {found}")
-    whole = array.astype(np.int64, copy=False).reshape(len(array), -1)
+        raise ConfigError(f"{name} are frames of each utterance, integers, not {found}")
+    whole = array.astype(np.int64, copy=False)
     if whole.min() < 0:
-        row = int(whole.min(1).argmin())
+        row = int(whole.argmin())
         raise ConfigError(f"{name} cannot be negative: row {row} has {array[row].tolist()}")
-    return Shapes.of(name, whole)
+    return whole
 
 
 # `BatchLimits`: the most that a batch may hold, padding included, and cuts that keep to it.
@@ -259,10 +234,8 @@ class BucketBatchSampler(EpochSampler):
         drop_last: bool = False,
     ) -> None:
         super().__init__(seed=seed, rank=rank, world_size=world_size, drop_last=drop_last)
-        shapes, self.table = shapes_of(lengths)
-        self._lengths = [shape.lengths for shape in shapes]
-        self._frame_elements = [int(shape.dims.prod()) for shape in shapes]
-        if not shapes:
+        self._lengths, self._frame_elements, self.table = columns_of(lengths)
+        if not self._lengths:
             raise ConfigError(
                 f"no feature of {lengths!r} has a time axis; give lengths of your own"
             )
@@ -359,7 +332,7 @@ class BucketBatchSampler(EpochSampler):
         return rows
 
     def _batches_of(self, rows: Ints, ends: Ints) -> Batches:
-        return Batches(rows, ends, self._ids, self.numbering)
+        return Batches(rows, ends, keys=self._ids, numbering=self.numbering)
 
     def _cut(self, rows: Ints, phase: float) -> Ints:
         """Return where batches of `rows` end; the first is cut short by a share of `phase`."""

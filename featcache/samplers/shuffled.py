@@ -9,8 +9,9 @@ import numpy as np
 from featcache._cached import cached_property
 from featcache._checks import whole_number
 from featcache.errors import ConfigError
+from featcache.format.columns import ends_of
 from featcache.format.files import digest
-from featcache.samplers.batches import Batches, ends_of
+from featcache.samplers.batches import Batches
 from featcache.samplers.epoch import EpochSampler, State, shuffled_in_groups
 from featcache.samplers.order import Order, drawn
 from featcache.tables.table import FeatureTable, Numbering
@@ -94,7 +95,7 @@ def _from_lists(batches: Iterable[Iterable[int] | Iterable[str]]) -> Batches:
     ends = ends_of(list(map(len, listed)))
     ids = [item for item in flat if isinstance(item, str)]
     if ids and len(ids) == len(flat):
-        return Batches(np.arange(len(ids)), ends, ids)
+        return Batches(np.arange(len(ids)), ends, keys=ids)
     if not all(isinstance(item, int | np.integer) and not isinstance(item, bool) for item in flat):
         raise ConfigError("batches are lists of row numbers, integers, or lists of ids, strings")
     return Batches(np.array(flat, np.int64), ends)

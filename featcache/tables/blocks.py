@@ -5,101 +5,27 @@ Arrays of rows are mapped or shared with other processes, never copied into each
 
 from __future__ import annotations
 
-import mmap
-import os
-import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from multiprocessing import context, reduction
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache._cached import cached_property
 from featcache.declaration import FrameTimes
 from featcache.errors import ConfigError, KeyNotFoundError, StaleCacheError, nearest
-from featcache.format.annotations import wider_kind
-from featcache.format.columns import Strings, ends_of
+from featcache.format.annotation_columns import Column
+from featcache.format.annotations import common_kind, wider_kind
+from featcache.format.columns import Strings
 from featcache.format.files import digest
 from featcache.format.index import Hashes
+from featcache.format.shared_array import SharedArray
 from featcache.interface import Ints
-from featcache.reading.annotation import Annotation, BlockRows
 from featcache.reading.feature_arrays import FeatureArrays
 from featcache.reading.generation import Generation
 from featcache.reading.opening import Expectation, OpenSettings, open_generation
-
-# `SharedArray`: numbers that processes share: none of them has a copy of its own.
-
-SMALL_BYTES = 1 << 20  # less is pickled by value: a file costs a descriptor in each process
-
-Number = TypeVar("Number", bound=np.generic)
-
-
-class SharedArray(Generic[Number]):
-    """A read-only array of one axis that workers of this machine share.
-
-    A forked process has the pages of this one. To one that is spawned, an array over 1 MiB goes as
-    an open file without a name, which both map; there is nothing that could be left behind. All
-    other pickles hold the numbers: they may be read later, or on another machine.
-    """
-
-    def __init__(self, values: NDArray[Number]) -> None:
-        self.values: NDArray[Number] = np.ascontiguousarray(values).view()
-        self.values.flags.writeable = False
-        self._file: int | None = None
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    @cached_property
-    def digest(self) -> str:
-        """A digest of the numbers."""
-        return digest(self.values.data)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        if (
-            self.values.nbytes <= SMALL_BYTES
-            or os.name != "posix"
-            or context.get_spawning_popen() is None
-        ):
-            return SharedArray, (self.values,)
-        return _mapped, (cast(Any, reduction).DupFd(self._in_file()), self.values.dtype)
-
-    def _in_file(self) -> int:
-        """Return a file that holds the numbers, which are mapped from it then."""
-        if self._file is None:
-            self._file = _nameless_file()
-            with os.fdopen(os.dup(self._file), "wb") as file:
-                file.write(self.values.data)
-            self.values = _map(self._file, self.values.dtype)
-        return self._file
-
-    def __del__(self, close: Any = os.close) -> None:
-        if getattr(self, "_file", None) is not None:
-            close(self._file)
-
-
-def _nameless_file() -> int:
-    if hasattr(os, "memfd_create"):  # Linux
-        return os.memfd_create("featcache-rows")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
-def _map(file: int, dtype: np.dtype[Number]) -> NDArray[Number]:
-    return np.frombuffer(mmap.mmap(file, 0, access=mmap.ACCESS_READ), dtype)
-
-
-def _mapped(file: Any, dtype: np.dtype[Number]) -> SharedArray[Number]:
-    descriptor = file.detach()
-    try:
-        return SharedArray(_map(descriptor, dtype))
-    finally:
-        os.close(descriptor)
-
 
 # `RowMap`: the rows that something has of what lies below it, both ways.
 
@@ -243,16 +169,13 @@ class Block:
             for name in member.opened.manifest.annotations
         }
 
-    def annotation(self, name: str) -> BlockRows:
-        """Return the column of an annotation and its rows; None for one that is not there."""
+    def annotation(self, name: str) -> Column | None:
+        """Return an annotation of all rows; None for one that is not there."""
         member = self.annotations.get(name)
         if member is None:
-            return BlockRows(None, None, len(self))
-        found = member.opened.annotation(name)
-        if member.rows is None:
-            return found
-        rows = member.rows.below
-        return BlockRows(found.column, rows if found.rows is None else found.rows[rows], len(self))
+            return None
+        column = member.opened.annotation(name)
+        return column if member.rows is None else column.view(member.rows.below)
 
     def id(self, row: int) -> str:
         """Return the id of a row."""
@@ -400,21 +323,15 @@ class TableBlocks:
                 kinds[name] = wider_kind(kinds.get(name), kind) or kind
         return kinds
 
-    def annotation(self, name: str, rows: Ints | None) -> Annotation:
+    def annotation(self, name: str, rows: Ints | None) -> Column:
         """Return an annotation of some rows, or of all.
 
         Raises `KeyNotFoundError` for an unknown one, `ConfigError` where the blocks have values
         that are not of one kind.
         """
         columns = [block.annotation(name) for block in self.blocks]
-        kind: str | None = None
-        for found in columns:
-            there = None if found.column is None else found.column.kind
-            if kind is not None and there is not None and wider_kind(kind, there) is None:
-                raise ConfigError(
-                    f"annotation {name!r} is {kind} in a cache and {there} in another"
-                )
-            kind = wider_kind(kind, there)
+        there = (column.kind for column in columns if column is not None)
+        kind = common_kind(name, there, "cache")
         if kind is None:
             if len(generations := self.generations) == 1:
                 generations[0].annotation(name)  # which raises an error that names the cache
@@ -422,7 +339,12 @@ class TableBlocks:
                 f"no annotation {name!r}",
                 hint=lambda: nearest(name, self.annotations) + self.written_since(),
             )
-        return Annotation(name, kind, columns, rows)
+        pieces = [
+            Column.empty(len(block), kind) if column is None else column
+            for block, column in zip(self.blocks, columns, strict=True)
+        ]
+        column = Column.after(pieces, kind, name)
+        return column if rows is None else column.view(rows)
 
     def packed_ids(self, rows: Ints) -> Strings:
         """Return the ids of some rows, without an object of each."""
@@ -430,12 +352,7 @@ class TableBlocks:
         if len(pieces) == 1:
             return pieces[0][1]
         order = np.concatenate([np.arange(len(rows))[places] for places, _ in pieces] or [rows])
-        sizes = [np.diff(strings.ends) for _, strings in pieces]
-        data = [strings.data for _, strings in pieces]
-        together = Strings(
-            ends_of(np.concatenate([*sizes, np.zeros(0, np.int64)])),
-            np.concatenate([*data, np.zeros(0, np.uint8)]),
-        )
+        together = Strings.joined([strings for _, strings in pieces])
         return together.take(np.argsort(order))
 
     def split(self, rows: Ints) -> Iterator[tuple[Block, Ints | slice, Ints]]:

@@ -8,17 +8,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import permutations
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache._checks import whole_number
 from featcache.errors import ConfigError, KeyNotFoundError, MissingDependencyError, nearest
+from featcache.format.annotation_columns import Column, Taken
 from featcache.format.annotations import Value as StoredValue
 from featcache.format.index import Hashes, hash_of
 from featcache.interface import Ints
-from featcache.reading.annotation import Annotation
 
 if TYPE_CHECKING:
     import pandas
@@ -33,119 +33,6 @@ Mask = NDArray[np.bool_]
 Value = StoredValue | None
 
 
-class Column(Protocol):
-    """Values of all rows of a table.
-
-    Attributes:
-        kind: "int", "float", "bool", "str", "ints" or "floats".
-    """
-
-    @property
-    def kind(self) -> str:
-        """The kind of the values."""
-        ...
-
-    def __getitem__(self, row: int, /) -> Value: ...
-
-    def __iter__(self) -> Iterator[Value]: ...
-
-    def numbers(self) -> tuple[NDArray[Any], Mask | None]:
-        """Return the numbers of all rows, and which are missing; None: none is."""
-        ...
-
-    def is_in(self, values: Collection[Value]) -> Mask:
-        """Return which rows have one of these values; None stands for a missing one."""
-        ...
-
-    def codes(self) -> tuple[Ints, Sequence[Value]]:
-        """Return a number for the value of each row, -1 where it is missing, and the values."""
-        ...
-
-
-class Lengths:
-    """Frames of a feature as a column."""
-
-    kind = "int"
-
-    def __init__(self, lengths: Ints) -> None:
-        self._lengths = lengths
-
-    def __getitem__(self, row: int) -> int:
-        return int(self._lengths[row])
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._lengths.tolist())
-
-    def numbers(self) -> tuple[NDArray[Any], None]:
-        """Return the frames."""
-        return self._lengths, None
-
-    def is_in(self, values: Collection[Value]) -> Mask:
-        """Return which rows have one of these numbers of frames."""
-        return np.isin(self._lengths, np.array(list(values), np.float64))
-
-    def codes(self) -> tuple[Ints, Sequence[Value]]:
-        """Return a number for the frames of each row, and the frames that there are."""
-        distinct, codes = np.unique(self._lengths, return_inverse=True)
-        return codes, cast(Sequence[Value], distinct.tolist())
-
-
-class IdColumn:
-    """Ids of a table as a column."""
-
-    kind = "str"
-
-    def __init__(self, table: FeatureTable) -> None:
-        self._table = table
-
-    def __getitem__(self, row: int) -> str:
-        return self._table.id(row)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._table)
-
-    def numbers(self) -> tuple[NDArray[Any], None]:
-        """Raise `ConfigError`: ids are no numbers."""
-        raise ConfigError("ids are no numbers; give a set of ids")
-
-    def is_in(self, values: Collection[Value]) -> Mask:
-        """Return which rows have one of these ids."""
-        found = self._table.find([value for value in values if isinstance(value, str)])
-        mask = np.zeros(len(self._table), np.bool_)
-        mask[found[found >= 0]] = True
-        return mask
-
-    def codes(self) -> tuple[Ints, Sequence[Value]]:
-        """Return the row of each id, and the ids."""
-        return np.arange(len(self._table)), self._table.ids
-
-
-class AnnotationColumn:
-    """An annotation as a column."""
-
-    def __init__(self, annotation: Annotation) -> None:
-        self._annotation = annotation
-        self.kind = annotation.kind
-
-    def __getitem__(self, row: int) -> Value:
-        return self._annotation[row]
-
-    def __iter__(self) -> Iterator[Value]:
-        return iter(self._annotation)
-
-    def numbers(self) -> tuple[NDArray[Any], Mask | None]:
-        """Return the numbers, and which are missing."""
-        return self._annotation.numbers()
-
-    def is_in(self, values: Collection[Value]) -> Mask:
-        """Return which rows have one of these values."""
-        return self._annotation.is_in(values)
-
-    def codes(self) -> tuple[Ints, Sequence[Value]]:
-        """Return a number for each value, and the values."""
-        return self._annotation.codes()
-
-
 class RowValues(Mapping[str, Value]):
     """The id, frames and annotations of one row, looked up as they are asked for."""
 
@@ -154,7 +41,7 @@ class RowValues(Mapping[str, Value]):
         self._row = row
 
     def __getitem__(self, name: str) -> Value:
-        return self._columns[name][self._row]
+        return self._columns.value(name, self._row)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)
@@ -181,16 +68,34 @@ class Columns(Mapping[str, Column]):
 
     def _make(self, name: str) -> Column:
         if name == "id":
-            return IdColumn(self._table)
+            return Column("str", Taken(len(self._table), self._ids), name="id")
         if name in self._features:
-            return Lengths(self._table.lengths(name))
+            return Column("int", self._table.lengths(name), name=name)
         if name in self._table.features:
             raise ConfigError(f"feature {name!r} has no time axis, so there are no frames to count")
         if name in self._table.annotations:
-            return AnnotationColumn(self._table.annotation(name))
+            return self._table.annotation(name)
         self._table.selection.blocks.refuse_stale(name)
         since = self._table.selection.blocks.written_since()
         raise KeyNotFoundError(f"no column {name!r}; {nearest(name, list(self))}{since}")
+
+    def _ids(self, rows: Ints | None) -> Column:
+        selection = self._table.selection
+        rows = np.arange(len(selection)) if rows is None else rows
+        return Column("str", selection.packed_ids(rows), name="id")
+
+    def value(self, name: str, row: int) -> Value:
+        """Return the value of a row."""
+        return self._table.id(row) if name == "id" else self[name][row]
+
+    def is_in(self, name: str, values: Collection[Value]) -> Mask:
+        """Return which rows have one of these values; None stands for a missing one."""
+        if name != "id":
+            return self[name].is_in(values)
+        found = self._table.find([value for value in values if isinstance(value, str)])
+        mask = np.zeros(len(self._table), np.bool_)
+        mask[found[found >= 0]] = True
+        return mask
 
     def __iter__(self) -> Iterator[str]:
         return iter(["id", *self._features, *self._table.annotations])
@@ -213,7 +118,7 @@ def rows_that_meet(
     columns = Columns(table)
     mask = np.ones(len(table), np.bool_)
     for name, condition in conditions.items():
-        mask &= _meets(name, columns[name], condition)
+        mask &= _meets(columns, name, condition)
     rows = np.flatnonzero(mask)
     if where is not None:
         if not callable(where):
@@ -245,8 +150,9 @@ def _keeps(where: Callable[[Mapping[str, Value]], object], columns: Columns, row
         raise
 
 
-def _meets(name: str, column: Column, condition: object) -> Mask:
+def _meets(columns: Columns, name: str, condition: object) -> Mask:
     """Return the rows that meet one condition: a range, one of several values, or one value."""
+    column = columns[name]
     if isinstance(condition, tuple):
         return _in_range(name, column, condition)
     if hasattr(condition, "tolist"):
@@ -259,10 +165,12 @@ def _meets(name: str, column: Column, condition: object) -> Mask:
     several = isinstance(condition, Collection) and not isinstance(condition, str | bytes)
     given: list[Any] = list(cast(Collection[Any], condition)) if several else [condition]
     values = [each.item() if isinstance(each, np.generic) else each for each in given]
+    if column.kind == "int":  # 100.0 is a number of frames
+        values = [int(v) if isinstance(v, float) and v.is_integer() else v for v in values]
     for value in values:
         if value is not None and not _is_of(column.kind, value):
             raise ConfigError(f"{name}={condition!r}: {name!r} holds {column.kind}, not {value!r}")
-    return column.is_in(values)
+    return columns.is_in(name, values)
 
 
 def _is_of(kind: str, value: object) -> bool:

@@ -9,8 +9,9 @@ from typing import Literal
 import numpy as np
 
 from featcache.errors import ConfigError
-from featcache.format.annotations import AnnotationValues, joined, wider_kind
-from featcache.format.columns import Strings, joined_ends
+from featcache.format.annotation_columns import Column, joined
+from featcache.format.annotations import common_kind
+from featcache.format.columns import Strings
 from featcache.format.fingerprint import RULES, Difference, differences
 from featcache.format.index import Hashes
 from featcache.interface import Ints
@@ -193,9 +194,7 @@ def joined_cuts(selections: Sequence[Selection]) -> Cuts | None:
         return None
     ids = [each.packed_ids(np.arange(len(each))) for each in selections]
     return Cuts.of(
-        Strings(
-            joined_ends(each.ends for each in ids), np.concatenate([each.data for each in ids])
-        ),
+        Strings.joined(ids),
         {
             name: _joined_spans(selections, name)
             for name in dict.fromkeys(name for each in cuts for name in each.spans)
@@ -216,27 +215,18 @@ def _joined_spans(selections: Sequence[Selection], feature: str) -> tuple[Ints, 
     return np.concatenate(starts), np.concatenate(lengths)
 
 
-def _joined_annotation(selections: Sequence[Selection], name: str) -> AnnotationValues:
+def _joined_annotation(selections: Sequence[Selection], name: str) -> Column:
     having = {
         number: each.annotation(name)
         for number, each in enumerate(selections)
         if name in each.annotations
     }
-    kind: str | None = None
-    for found in having.values():
-        wider = wider_kind(kind, found.kind)
-        if wider is None:
-            raise ConfigError(
-                f"annotation {name!r} is {kind} in a table and {found.kind} in another"
-            )
-        kind = wider
+    kind = str(common_kind(name, (found.kind for found in having.values()), "table"))
     columns = [
-        having[number].column()
-        if number in having
-        else AnnotationValues.missing(len(each), str(kind))
+        having[number] if number in having else Column.empty(len(each), kind)
         for number, each in enumerate(selections)
     ]
-    return joined(columns, str(kind))
+    return joined(columns, kind, name)
 
 
 # `join` and `concat`: tables side by side, and one after another.

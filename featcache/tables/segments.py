@@ -8,88 +8,25 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache._cached import cached_property
 from featcache.declaration import Seconds64
 from featcache.errors import ConfigError, DuplicateIdError, FeatureError, WindowError
-from featcache.format.annotations import (
-    NONE,
-    AnnotationValues,
-    Body,
-    Lists,
-    Values,
-    check_annotations,
-    kinds_of,
-)
-from featcache.format.columns import KEEP, Codes, Strings, are_equal, ends_of
+from featcache.format.annotation_columns import Column
+from featcache.format.annotations import NONE, Values, check_annotations, kinds_of
+from featcache.format.columns import KEEP, Strings, are_equal, ends_of
 from featcache.format.files import check_id, digest
 from featcache.format.index import Hashes, hash_of
 from featcache.interface import Ints
-from featcache.reading.annotation import Annotation, BlockRows
-from featcache.tables.blocks import RowMap, SharedArray
+from featcache.tables.blocks import RowMap
 from featcache.tables.times import Alignment, RecordingTimes, Spans
 from featcache.writing.annotate import DELIMITERS, entries_of
 
 if TYPE_CHECKING:
     from featcache.tables.table import FeatureTable
-
-
-# `SharedColumn`: an annotation of rows that no cache has, in arrays that processes share.
-
-
-@dataclass(frozen=True)
-class SharedColumn:
-    """A column of annotations that is cheap to fork and to pickle.
-
-    Attributes:
-        kind: that of its values.
-        arrays: those of the column: "values" (of texts, their UTF-8); "ends" of texts and lists;
-            "codes" and "null" where it has them.
-    """
-
-    kind: str
-    arrays: Mapping[str, SharedArray[Any]]
-
-    @classmethod
-    def of(cls, column: AnnotationValues) -> SharedColumn:
-        """Take the arrays of a column."""
-        arrays: dict[str, NDArray[Any]] = {}
-        body = column.body
-        if isinstance(body, Codes):
-            arrays["codes"], body = body.codes, body.texts
-        if isinstance(body, np.ndarray):
-            arrays["values"] = body
-        else:
-            arrays["ends"] = body.ends
-            arrays["values"] = body.data if isinstance(body, Strings) else body.values
-        if column.null is not None:
-            arrays["null"] = column.null
-        return cls(column.kind, {name: SharedArray(array) for name, array in arrays.items()})
-
-    @cached_property
-    def column(self) -> AnnotationValues:
-        """The column; nothing is copied."""
-        arrays = {name: shared.values for name, shared in self.arrays.items()}
-        body: Body = arrays["values"]
-        if self.kind == "str":
-            body = Strings(arrays["ends"], arrays["values"])
-            body = Codes(arrays["codes"], body) if "codes" in arrays else body
-        elif "ends" in arrays:
-            body = Lists(arrays["ends"], arrays["values"])
-        return AnnotationValues(self.kind, body, arrays.get("null"))
-
-    @cached_property
-    def digest(self) -> str:
-        """A digest of the values."""
-        parts = [self.kind, *(name + array.digest for name, array in sorted(self.arrays.items()))]
-        return digest("".join(parts).encode())
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return SharedColumn, (self.kind, self.arrays)
 
 
 # `IdLookup`: finds ids among millions, which NumPy hashes all at once.
@@ -159,16 +96,15 @@ class Cuts:
     Those of a view of it are the same columns and other rows.
 
     Attributes:
-        ends, data: ids, as in `Strings`.
+        ids: the id of each row.
         spans: per feature that is cut, first frames and numbers of frames; all others are whole.
         own: annotations that are not those of the recordings, by name.
         rows: the row in these columns of each row; None: all in their order.
     """
 
-    ends: SharedArray[np.int64]
-    data: SharedArray[np.uint8]
-    spans: Mapping[str, tuple[SharedArray[np.int64], SharedArray[np.int64]]]
-    own: Mapping[str, SharedColumn]
+    ids: Column
+    spans: Mapping[str, tuple[Column, Column]]
+    own: Mapping[str, Column]
     rows: RowMap | None = None
 
     @classmethod
@@ -176,22 +112,18 @@ class Cuts:
         cls,
         ids: Strings,
         spans: Mapping[str, tuple[Ints, Ints]],
-        own: Mapping[str, AnnotationValues],
+        own: Mapping[str, Column],
     ) -> Cuts:
         """Take the ids of rows, per feature their frames, and their own annotations."""
-        return cls(
-            SharedArray(ids.ends),
-            SharedArray(ids.data),
-            {
-                name: (SharedArray(starts), SharedArray(lengths))
-                for name, (starts, lengths) in spans.items()
-            },
-            {name: SharedColumn.of(column) for name, column in own.items()},
-        )
+        columns = {
+            name: (Column("int", starts), Column("int", lengths))
+            for name, (starts, lengths) in spans.items()
+        }
+        return cls(Column("str", ids), columns, own)
 
-    @cached_property
+    @property
     def _ids(self) -> Strings:
-        return Strings(self.ends.values, self.data.values)
+        return cast(Strings, self.ids.stored()[0])
 
     @cached_property
     def _lookup(self) -> IdLookup:
@@ -200,9 +132,10 @@ class Cuts:
     @cached_property
     def _hashes(self) -> Hashes:
         """The hash of the id of each row of the columns."""
-        hashes, data = np.empty(len(self._ids), np.uint64), self.data.values.data
+        ids = self._ids
+        hashes, data = np.empty(len(ids), np.uint64), ids.data.data
         for begin in range(0, len(hashes), _AT_ONCE):
-            ends = pairwise(self.ends.values[begin : begin + _AT_ONCE + 1].tolist())
+            ends = pairwise(ids.ends[begin : begin + _AT_ONCE + 1].tolist())
             some = [hash_of(data[first:last]) for first, last in ends]
             hashes[begin : begin + len(some)] = some
         return hashes
@@ -226,22 +159,21 @@ class Cuts:
 
     def lengths(self, feature: str) -> Ints:
         """Return the numbers of frames of all rows, read-only, of a feature that is cut."""
-        column = self.spans[feature][1].values
+        column = self.spans[feature][1].numbers()[0]
         lengths = column if self.rows is None else column[self.rows.below]
         lengths.flags.writeable = False
         return lengths
 
-    def annotation(self, name: str) -> Annotation:
+    def annotation(self, name: str) -> Column:
         """Return one of their own annotations, of all rows."""
-        column = BlockRows(self.own[name].column, None, len(self._ids))
-        rows = None if self.rows is None else self.rows.below
-        return Annotation(name, self.own[name].kind, [column], rows)
+        column = self.own[name]
+        return column if self.rows is None else column.view(self.rows.below)
 
     def span(self, feature: str, rows: Ints) -> tuple[Ints, Ints]:
         """Return first frames and numbers of frames of rows, of a feature that is cut."""
-        starts, lengths = self.spans[feature]
         rows = self._below(rows)
-        return starts.values[rows], lengths.values[rows]
+        starts, lengths = (each.numbers()[0][rows] for each in self.spans[feature])
+        return starts, lengths
 
     def take(self, rows: Ints) -> Cuts:
         """Return the cuts of these rows, of which none comes twice."""
@@ -256,8 +188,7 @@ class Cuts:
         return digest("".join(self._digests()).encode())
 
     def _digests(self) -> Iterable[str]:
-        yield self.ends.digest
-        yield self.data.digest
+        yield self.ids.digest
         yield (RowMap(np.arange(len(self._ids))) if self.rows is None else self.rows).digest
         for name, span in sorted(self.spans.items()):
             yield digest(name.encode())
@@ -267,7 +198,7 @@ class Cuts:
             yield column.digest
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Cuts, (self.ends, self.data, self.spans, self.own, self.rows)
+        return Cuts, (self.ids, self.spans, self.own, self.rows)
 
 
 # `SegmentList`: segments of recordings, in seconds, as a file or a dict lists them.
@@ -295,7 +226,7 @@ class SegmentList:
     recordings: list[str]
     start_s: Seconds64
     stop_s: Seconds64
-    annotations: Mapping[str, AnnotationValues]
+    annotations: Mapping[str, Column]
 
     @classmethod
     def of(
@@ -363,7 +294,7 @@ def _checked(
     except FeatureError as error:
         raise ConfigError(f"{where}: {error}") from error
     columns = {
-        name: AnnotationValues.of([values.get(name) for values in told.values()], kinds[name])
+        name: Column.of([values.get(name) for values in told.values()], kinds[name], name)
         for name in names
         if name in kinds
     }
@@ -433,7 +364,7 @@ class Segments(NamedTuple):
     rows: Ints
     ids: Strings
     spans: Spans
-    annotations: Mapping[str, AnnotationValues]
+    annotations: Mapping[str, Column]
 
 
 @dataclass(frozen=True)

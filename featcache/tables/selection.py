@@ -6,7 +6,6 @@ import logging
 import math
 import operator
 import time
-from abc import ABC
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import suppress
 from functools import reduce
@@ -18,13 +17,13 @@ from numpy.typing import NDArray
 from featcache._cached import cached_property
 from featcache._checks import are_listed, listed_ids
 from featcache.errors import ConfigError, KeyNotFoundError, RowError
+from featcache.format.annotation_columns import Column
 from featcache.format.columns import Strings
 from featcache.format.files import digest, from_storage
 from featcache.format.index import Hashes
 from featcache.interface import Bytes, Ints
-from featcache.reading.annotation import Annotation
 from featcache.reading.feature_arrays import FeatureArrays, memory_for
-from featcache.reading.generation import Generation, Ids, PaddedFeatures, read_row, window
+from featcache.reading.generation import Generation, PaddedFeatures
 from featcache.registry import is_lossless
 from featcache.stats import FeatureStats
 from featcache.tables.blocks import Block, BlockMember, RowMap, TableBlocks
@@ -150,7 +149,7 @@ class Selection:
         own = () if self.cuts is None else self.cuts.own
         return tuple(dict.fromkeys([*self.blocks.annotations, *own]))
 
-    def annotation(self, name: str) -> Annotation:
+    def annotation(self, name: str) -> Column:
         """Return an annotation of all rows; of segments their own, else that of the recordings."""
         if self.cuts is not None and name in self.cuts.own:
             return self.cuts.annotation(name)
@@ -204,26 +203,21 @@ class Selection:
         copy: bool = True,
     ) -> NDArray[Any]:
         """Return an array, or some of its frames, as `FeatureTable.read` does."""
-        if self._whole is None:
+        if self._whole is not None:
+            arrays, row = self._whole.arrays(feature), self._whole.row(id)
+        else:
             self.blocks.require(feature)
-            return self._read(self.row(id), feature, start, stop, copy=copy)
-        arrays = self._whole.arrays(feature)
-        stored = self._whole.read(id, arrays, start, stop, copy=copy)
-        return from_storage(stored, arrays.declared_dtype, writable=copy)
-
-    def _read(
-        self, row: int, feature: str, start: int | None, stop: int | None, *, copy: bool
-    ) -> NDArray[Any]:
-        block, inner = self.place(row)
-        member = block.features[feature]
-        arrays = member.opened.arrays(feature)
-        span = self.span(feature, np.array([row])) if self.cuts is not None else None
-        if span is not None:
-            first, length = int(span[0][0]), int(span[1][0])
-            begin, end = window(self.id(row), feature, length, start, stop)
-            start, stop = first + begin, first + end
-        below = inner if member.rows is None else int(member.rows.below[inner])
-        stored = read_row(arrays, below, block.id(inner), start, stop, copy=copy)
+            here = self.row(id)
+            block, inner = self.place(here)
+            member = block.features[feature]
+            arrays = member.opened.arrays(feature)
+            row = inner if member.rows is None else int(member.rows.below[inner])
+            span = None if self.cuts is None else self.span(feature, np.array([here]))
+            if span is not None:
+                first, length = int(span[0][0]), int(span[1][0])
+                begin, end = arrays.window(id, length, start, stop)
+                start, stop = first + begin, first + end
+        stored = arrays.read(row, start, stop, id=id, copy=copy)
         return from_storage(stored, arrays.declared_dtype, writable=copy)
 
     def read_into(self, rows: Ints, feature: str, starts: Ints, lengths: Ints, out: Bytes) -> None:
@@ -462,54 +456,3 @@ def _numbers(
     if len(array):
         rows_of_keys(selection, [int(array.min()), int(array.max())])
     return array.astype(np.int64)
-
-
-# `NumberedRows`: the ids of a table's utterances, and the numbers of their rows.
-
-
-class NumberedRows(ABC):
-    """Utterances that have ids and numbers; nothing of their features.
-
-    Attributes:
-        selection: the rows and the caches below.
-    """
-
-    selection: Selection
-
-    def __len__(self) -> int:
-        return len(self.selection)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.selection)
-
-    def __contains__(self, id: object) -> bool:
-        return id in self.selection
-
-    @property
-    def ids(self) -> Sequence[str]:
-        """The utterance ids, in the order of rows; looked up as they are asked for."""
-        return Ids(self.selection)
-
-    def id(self, row: int) -> str:
-        """Return the id of a row; raises `RowError` for one that is not there."""
-        selection = self.selection
-        selection.check(row)
-        return selection.id(row)
-
-    def find(self, ids: Iterable[str]) -> Ints:
-        """Return the rows of many ids, int64, -1 where there is none.
-
-        Quick for ids that are not there: nothing is looked up that is close to them.
-        """
-        return self.selection.find(listed_ids(ids))
-
-    def rows(self, ids: Iterable[str]) -> Ints:
-        """Return the rows of many ids, int64; raises `KeyNotFoundError` for an unknown one."""
-        return self.selection.rows(ids)
-
-    def numbers(self, keys: Sequence[int | str]) -> Ints:
-        """Return the rows that ids or row numbers, also mixed, stand for.
-
-        Raises `KeyNotFoundError` or `RowError`.
-        """
-        return rows_of_keys(self.selection, keys)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
@@ -15,10 +15,10 @@ from featcache._cached import cached_property
 from featcache._checks import directory, listed_ids
 from featcache.declaration import FEW_FRAMES
 from featcache.errors import CacheError, ConfigError
+from featcache.format.annotation_columns import Column
 from featcache.format.files import digest
 from featcache.interface import Bytes, Ints
-from featcache.reading.annotation import Annotation
-from featcache.reading.generation import PaddedFeatures
+from featcache.reading.generation import Ids, PaddedFeatures
 from featcache.reading.opening import CachePath, Expectation, check_complete, open_generation
 from featcache.stats import FeatureStats
 from featcache.tables.columns import (
@@ -33,7 +33,7 @@ from featcache.tables.columns import (
     what_keeps_nothing,
 )
 from featcache.tables.segments import SegmentSource, segments_of
-from featcache.tables.selection import NumberedRows, Selection, chosen_rows
+from featcache.tables.selection import Selection, chosen_rows, rows_of_keys
 from featcache.tables.times import Align, Alignment
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("featcache")
 
 
-class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
+class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
     """Features of numbered utterances: of one cache or several, or a view of some of them.
 
     Several are joined over the same ids, or come one after another. Made by `featcache.open`,
@@ -81,6 +81,44 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
 
     def __repr__(self) -> str:
         return f"<FeatureTable: {self.selection.said} of {', '.join(self.features)}>"
+
+    def __len__(self) -> int:
+        return len(self.selection)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.selection)
+
+    def __contains__(self, id: object) -> bool:
+        return id in self.selection
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """The utterance ids, in the order of rows; looked up as they are asked for."""
+        return Ids(self.selection)
+
+    def id(self, row: int) -> str:
+        """Return the id of a row; raises `RowError` for one that is not there."""
+        selection = self.selection
+        selection.check(row)
+        return selection.id(row)
+
+    def find(self, ids: Iterable[str]) -> Ints:
+        """Return the rows of many ids, int64, -1 where there is none.
+
+        Quick for ids that are not there: nothing is looked up that is close to them.
+        """
+        return self.selection.find(listed_ids(ids))
+
+    def rows(self, ids: Iterable[str]) -> Ints:
+        """Return the rows of many ids, int64; raises `KeyNotFoundError` for an unknown one."""
+        return self.selection.rows(ids)
+
+    def numbers(self, keys: Sequence[int | str]) -> Ints:
+        """Return the rows that ids or row numbers, also mixed, stand for.
+
+        Raises `KeyNotFoundError` or `RowError`.
+        """
+        return rows_of_keys(self.selection, keys)
 
     def __getitem__(self, id: str) -> dict[str, NDArray[Any]]:
         selection = self.selection
@@ -131,7 +169,7 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
         """Names of the annotations."""
         return self.selection.annotations
 
-    def annotation(self, name: str) -> Annotation:
+    def annotation(self, name: str) -> Column:
         """Return the values of an annotation in the order of rows, None where there is none.
 
         Of joined caches, those of the first that has it. Raises `KeyNotFoundError` for an unknown

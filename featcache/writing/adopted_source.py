@@ -11,7 +11,8 @@ import numpy as np
 
 from featcache.adoptable import Found
 from featcache.errors import CacheError, NotACacheError
-from featcache.format.annotations import AnnotationValues, Values, check_annotations, kinds_of
+from featcache.format.annotation_columns import Column
+from featcache.format.annotations import Values, check_annotations, kinds_of
 from featcache.format.columns import Strings
 from featcache.format.feature_sets import stored_sets
 from featcache.format.files import explained
@@ -133,7 +134,7 @@ def _index_of(found: Found, source: Source) -> Index:
     )
 
 
-def _columns_of(found: Found, features: Declarations) -> dict[str, AnnotationValues]:
+def _columns_of(found: Found, features: Declarations) -> dict[str, Column]:
     """Return annotations as columns, checked as those of a writer are."""
     names = list(found.annotations)
     values: list[Values] = [
@@ -142,6 +143,5 @@ def _columns_of(found: Found, features: Declarations) -> dict[str, AnnotationVal
     ]
     kinds: Mapping[str, str] = kinds_of(zip(found.ids, values, strict=False))
     return {
-        name: AnnotationValues.of([each.get(name) for each in values], kind)
-        for name, kind in kinds.items()
+        name: Column.of([each.get(name) for each in values], kind) for name, kind in kinds.items()
     }

@@ -17,20 +17,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, DuplicateIdError, FeatureError, KeyNotFoundError
-from featcache.format.annotations import (
-    MOST_BYTES,
+from featcache.format.annotation_columns import (
     PREFIX,
-    AnnotationValues,
-    Value,
-    check_annotations,
-    check_name,
+    Column,
     joined,
-    kind_of_plain,
-    kinds_of,
-    most_bytes,
     read_column,
     stored_columns,
     stored_kinds,
+)
+from featcache.format.annotations import (
+    MOST_BYTES,
+    Value,
+    check_annotations,
+    check_name,
+    kind_of_plain,
+    kinds_of,
+    most_bytes,
     wider_kind,
     with_kinds,
 )
@@ -507,17 +509,15 @@ def _annotated(
     )
 
 
-def _changed(
-    before: Manifest, file: ColumnFile, name: str, kind: str, given: Given
-) -> AnnotationValues:
+def _changed(before: Manifest, file: ColumnFile, name: str, kind: str, given: Given) -> Column:
     """Return the column of an annotation, with the values that are given now."""
     if name in before.annotations:
         column = read_column(file, name, before.annotations[name].kind, before.rows)
     else:
-        column = AnnotationValues.missing(before.rows, kind)
+        column = Column.empty(before.rows, kind)
     rows = np.arange(before.rows)
     rows[given.rows] = before.rows + np.arange(len(given.rows))
-    return joined([column, AnnotationValues.of(given.values, kind)], kind).take(rows)
+    return joined([column, Column.of(given.values, kind)], kind).gather(rows)
 
 
 def _given(

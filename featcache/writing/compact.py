@@ -17,7 +17,7 @@ import numpy as np
 
 from featcache.container_files import Pages, sync_directory
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
-from featcache.format.annotations import AnnotationValues, stored_columns
+from featcache.format.annotation_columns import Column, stored_columns
 from featcache.format.columns import ColumnFile
 from featcache.format.files import make_directory
 from featcache.format.index import Index, read_index
@@ -149,7 +149,7 @@ def seal_adopted(
     header: Header,
     adopted: Adopted,
     index: Index,
-    annotations: Mapping[str, AnnotationValues],
+    annotations: Mapping[str, Column],
     *,
     pages: Sequence[Pages] | None = None,
     left_out: Ints = _NOTHING,
@@ -176,7 +176,10 @@ def seal_adopted(
         index_columns([index], rows, list(header.dims), index.stats),
         container_columns([""], [index.containers]).items(),
         page_columns(known),
-        *(stored_columns(each, annotations[each].take(rows.order)) for each in sorted(annotations)),
+        *(
+            stored_columns(each, annotations[each].gather(rows.order))
+            for each in sorted(annotations)
+        ),
     )
     told = dataclasses.asdict(adopted)
     try:

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
 from featcache.declaration import FeatureStorageConfig
-from featcache.format.annotations import AnnotationValues
 from featcache.format.part import SealedPart, as_known, header_for, read_part
 from featcache.interface import Ints
 from featcache.reading.generation import Generation
@@ -135,10 +133,11 @@ class PartCopies:
 
 
 def _annotated(opened: Generation) -> AnnotatedRows:
-    def column(name: str) -> AnnotationValues:
-        return cast(AnnotationValues, opened.annotation(name).column)
-
     kinds = {name: entry.kind for name, entry in opened.manifest.annotations.items()}
     return AnnotatedRows(
-        opened.manifest.name, len(opened.index), kinds, column, lambda: np.empty(0, np.int64)
+        opened.manifest.name,
+        len(opened.index),
+        kinds,
+        opened.annotation,
+        lambda: np.empty(0, np.int64),
     )

@@ -12,7 +12,7 @@ import numpy as np
 
 from featcache.container_files import EncodedArrays, Piece, cut
 from featcache.errors import CorruptCacheError
-from featcache.format.annotations import joined, stored_columns
+from featcache.format.annotation_columns import joined, stored_columns
 from featcache.format.columns import ends_of
 from featcache.format.files import remedy
 from featcache.format.index import UNKNOWN, FeatureColumns, Index, Stamps, hash_of
@@ -253,5 +253,5 @@ def _append(part: OpenPart, index: Index, batch: CopiedRows) -> None:
 def _annotations(cache: Path, copied: Sequence[tuple[AnnotatedRows, Ints]], order: Ints) -> Columns:
     kinds = widest_kinds(cache, [annotated for annotated, _ in copied], {})
     for name, kind in sorted(kinds.items()):
-        columns = [annotated.of_kind(name, kind).take(rows) for annotated, rows in copied]
-        yield from stored_columns(name, joined(columns, kind).take(order))
+        columns = [annotated.of_kind(name, kind).gather(rows) for annotated, rows in copied]
+        yield from stored_columns(name, joined(columns, kind).gather(order))

@@ -14,13 +14,8 @@ from numpy.typing import NDArray
 
 from featcache._cached import cached_property
 from featcache.errors import CorruptCacheError, FeatureError
-from featcache.format.annotations import (
-    AnnotationValues,
-    joined,
-    read_whole_column,
-    stored_columns,
-    wider_kind,
-)
+from featcache.format.annotation_columns import Column, joined, read_whole_column, stored_columns
+from featcache.format.annotations import wider_kind
 from featcache.format.columns import DAMAGED, ColumnFile, Strings, are_equal, save_columns
 from featcache.format.index import (
     ContainerColumns,
@@ -151,14 +146,14 @@ class AnnotatedRows:
     part: str
     count: int
     kinds: Mapping[str, str]
-    column: Callable[[str], AnnotationValues]
+    column: Callable[[str], Column]
     left_out: Callable[[], Ints]
 
     @classmethod
     def of_part(cls, cache: Path, part: SealedPart, index: Index) -> AnnotatedRows:
         """Return those of a sealed part."""
 
-        def column(name: str) -> AnnotationValues:
+        def column(name: str) -> Column:
             return part.annotation(cache, name, index.annotations[name])
 
         return cls(
@@ -167,18 +162,16 @@ class AnnotatedRows:
 
     def has_values(self, name: str) -> bool:
         """Whether any row that counts has a value of an annotation."""
-        null = self.column(name).null
-        missing = np.zeros(self.count, np.uint8) if null is None else null
-        return not np.delete(missing, self.left_out()).all()
+        return not np.delete(self.column(name).missing, self.left_out()).all()
 
-    def of_kind(self, name: str, kind: str) -> AnnotationValues:
+    def of_kind(self, name: str, kind: str) -> Column:
         """Return an annotation of all rows, of its own kind.
 
         Of `kind`, and without any value, where there is none that `kind` can hold.
         """
         own = self.kinds.get(name)
         if own is None or wider_kind(own, kind) != kind:
-            return AnnotationValues.missing(self.count, kind)
+            return Column.empty(self.count, kind)
         return self.column(name)
 
 
@@ -273,16 +266,16 @@ class GenerationAnnotations:
                 self.entries[name] = AnnotationEntry(kind, name in self._carried)
                 yield stored
 
-    def _joined(self, name: str, kind: str) -> AnnotationValues:
+    def _joined(self, name: str, kind: str) -> Column:
         column = joined([each.of_kind(name, kind) for each in self._annotated], kind)
         if name not in self._carried:
-            return column.take(self._rows.order)
+            return column.gather(self._rows.order)
         earlier, its_rows = self._of_before(name), self._rows_before
-        own = self._is_new & (True if column.null is None else column.null[self._rows.order] == 0)
+        own = self._is_new & ~column.missing[self._rows.order]
         chosen = np.where(own | (its_rows < 0), self._rows.order, its_rows + len(column))
-        return joined([column, earlier], kind).take(chosen)
+        return joined([column, earlier], kind).gather(chosen)
 
-    def _of_before(self, name: str) -> AnnotationValues:
+    def _of_before(self, name: str) -> Column:
         with self._open_before() as file:
             kind = self._before.annotations[name].kind
             return read_whole_column(file, name, kind, self._before.rows)

@@ -19,7 +19,8 @@ import numpy as np
 from featcache.container_files import sync_directory
 from featcache.errors import CacheLockedError, CorruptCacheError
 from featcache.format import journal as journals
-from featcache.format.annotations import AnnotationValues, kinds_of
+from featcache.format.annotation_columns import Column
+from featcache.format.annotations import kinds_of
 from featcache.format.columns import Strings
 from featcache.format.files import remove_unfinished
 from featcache.format.index import DIGEST_BYTES, ContainerColumns
@@ -93,9 +94,9 @@ class DeadPart:
         index = PartRows.of(utterances, [*features]).index(self._columns, {})
         kinds = kinds_of((each.id, each.annotations) for each in utterances)
 
-        def column(name: str) -> AnnotationValues:
+        def column(name: str) -> Column:
             values = [each.annotations.get(name) for each in utterances]
-            return AnnotationValues.of(values, kinds[name])
+            return Column.of(values, kinds[name])
 
         count, none = len(utterances), np.empty(0, np.int64)
         annotated = AnnotatedRows(self.name, count, kinds, column, lambda: none)

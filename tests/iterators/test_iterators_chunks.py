@@ -15,8 +15,8 @@ from iterators_helpers import cached, only, pairs
 
 from featcache.errors import ConfigError, FeatureError
 from featcache.espnet import CategoryChunkIterFactory, ChunkIterFactory
+from featcache.espnet.collate import CommonCollateFn, PaddedBatch
 from featcache.loading.dataset import FeatureDataset
-from featcache.loading.padding import CommonCollateFn, PaddedBatch
 
 LENGTHS = {f"u{number}": 3 + number * 17 % 60 for number in range(30)}
 ONE_EACH = [[id] for id in LENGTHS]

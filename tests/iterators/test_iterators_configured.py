@@ -22,11 +22,11 @@ from featcache.espnet import (
     ShardedIterFactory,
     build_iter_factory,
 )
-from featcache.loading.padding import CommonCollateFn
+from featcache.espnet.collate import CommonCollateFn
 
 IDS = [f"u{number}" for number in range(12)]
 
-COLLATE = {"_target_": "featcache.loading.padding.CommonCollateFn", "int_pad_value": -1}
+COLLATE = {"_target_": "featcache.espnet.CommonCollateFn", "int_pad_value": -1}
 
 
 class Utterances:

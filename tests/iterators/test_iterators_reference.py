@@ -21,7 +21,7 @@ from featcache.espnet import (
     build_batch_sampler,
     build_category_batch_sampler,
 )
-from featcache.loading.padding import CommonCollateFn, PaddedBatch
+from featcache.espnet.collate import CommonCollateFn, PaddedBatch
 
 REFERENCE = SHARED / "espnet_batches"
 pytestmark = pytest.mark.skipif(

@@ -16,7 +16,7 @@ from iterators_helpers import cached, only, pairs
 
 from featcache.errors import ConfigError
 from featcache.espnet import SequenceIterFactory
-from featcache.loading.padding import CommonCollateFn, PaddedBatch
+from featcache.espnet.collate import CommonCollateFn, PaddedBatch
 from featcache.samplers.batches import Batches
 
 LENGTHS = {f"u{number}": 1 + number * 7 % 20 for number in range(12)}

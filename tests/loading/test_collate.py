@@ -11,7 +11,7 @@ from hypothesis import given
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, FeatureError
-from featcache.loading.padding import ArrayOrTensor, CommonCollateFn, EspnetItem
+from featcache.espnet.collate import ArrayOrTensor, CommonCollateFn, EspnetItem
 
 DTYPES = [
     "float16",

@@ -82,7 +82,7 @@ def test_arrays_give_the_batches_of_their_files(entry: Entry) -> None:
         args["categories"] = [labels[key] for key in keys]
     batches = build_batch_sampler(**args, lengths=lengths)
     assert batches.keys is None
-    assert list(Batches(batches.items, batches.ends, keys)) == entry["batches"]
+    assert list(Batches(batches.items, batches.ends, keys=keys)) == entry["batches"]
 
 
 @pytest.mark.parametrize("entry", entries("direct"))
@@ -101,7 +101,7 @@ def test_unsorted_batches_of_one_category_are_those_of_espnet(entry: Entry) -> N
         lengths=np.ones(len(keys), np.int64),
         categories=labels,
     )
-    assert list(Batches(batches.items, batches.ends, keys)) == entry["batches"]
+    assert list(Batches(batches.items, batches.ends, keys=keys)) == entry["batches"]
 
 
 @pytest.mark.parametrize("entry", entries("category"))
@@ -150,7 +150,7 @@ def drawn_from(args: Entry, shuffled: dict[str, dict[str, list[str]]]) -> Batche
     )
     theirs = Members(np.concatenate([np.array(rows) for rows in lists]), pools.members.ends)
     batches = drawn_batches(lengths, replace(pools, members=theirs), limits, args["epoch"])
-    return Batches(batches.items, batches.ends, keys)
+    return Batches(batches.items, batches.ends, keys=keys)
 
 
 def read_named(keys: PackedStrings, path: str) -> Members:

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 import featcache
 from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig, FeatureTable
 from featcache.errors import KeyNotFoundError
+from featcache.format import shared_array
 from featcache.samplers import BucketBatchSampler
-from featcache.tables import blocks
 
 OWN: dict[str, dict[str, Any]] = {
     "s1": {"text": "one", "n": 3, "tags": [1, 2], "clean": True, "kind": "x"},
@@ -135,8 +135,8 @@ def test_batches_have_them(view: FeatureTable, workers: str | None) -> None:
 
 def seen_in_a_worker(view: FeatureTable, answers: Any) -> None:
     assert view.selection.cuts is not None
-    shared = [each for own in view.selection.cuts.own.values() for each in own.arrays.values()]
-    answers.put((found(view), all(is_mapped(each.values) for each in shared)))
+    shared = [each for own in view.selection.cuts.own.values() for each in own.arrays().values()]
+    answers.put((found(view), all(map(is_mapped, shared))))
 
 
 def is_mapped(array: Any) -> bool:
@@ -148,7 +148,7 @@ def is_mapped(array: Any) -> bool:
 def test_a_spawned_process_maps_their_columns(
     view: FeatureTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "SMALL_BYTES", 0)
+    monkeypatch.setattr(shared_array, "SMALL_BYTES", 0)
     processes = multiprocessing.get_context("spawn")
     answers = processes.SimpleQueue()
     process = processes.Process(target=seen_in_a_worker, args=(view, answers))

@@ -18,9 +18,10 @@ from test_feature_table import write_one
 import featcache
 from featcache import FeatureStorageConfig
 from featcache.errors import ConfigError, KeyNotFoundError, RowError, StaleCacheError
+from featcache.format import shared_array
 from featcache.format.columns import Strings
-from featcache.tables import blocks
-from featcache.tables.blocks import RowMap, SharedArray
+from featcache.format.shared_array import SharedArray
+from featcache.tables.blocks import RowMap
 from featcache.tables.segments import Cuts
 from featcache.tables.selection import Selection
 from featcache.tables.table import FeatureTable
@@ -159,7 +160,7 @@ def seen_in_a_worker(shared: SharedArray[np.int64], answers: Any) -> None:
 def test_a_spawned_process_maps_the_numbers_of_this_one(
     start: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "SMALL_BYTES", 8)
+    monkeypatch.setattr(shared_array, "SMALL_BYTES", 8)
     shared = SharedArray(np.arange(7)[::-1].copy())
     assert len(pickle.dumps(shared)) > 7 * 8  # by value, wherever that is read
     processes: Any = multiprocessing.get_context(start)

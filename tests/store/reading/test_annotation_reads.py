@@ -1,4 +1,4 @@
-"""`Annotation`: values of rows, one by one and many at once."""
+"""`Column`: values of rows, one by one and many at once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_annotation_is_a_sequence_of_values(cache: featcache.Cache, name: str
     assert annotation.take(np.array([], np.int64)) == []
     assert annotation.missing.tolist() == [value is None for value in expected]
     assert annotation.has_missing == (None in expected)
-    assert repr(annotation) == f"<Annotation {name!r}: {annotation.kind} of 40 utterances>"
+    assert repr(annotation) == f"<Column {name!r}: {annotation.kind} of 40 utterances>"
 
 
 def test_rows_that_are_not_there_are_refused(cache: featcache.Cache) -> None:
