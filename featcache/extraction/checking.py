@@ -324,16 +324,18 @@ class Checking:
         if random:
             self.fingerprint.setdefault("seed", seed)
             self.seed = seed
-        if overwrite:
-            return
-        if options.accept or self._code_grew():
+        if not overwrite:
+            self._accept_if(options.accept)
+
+    def _accept_if(self, is_asked: bool) -> None:
+        if is_asked or self._code_grew():
             self._accept()
         elif self._rules_differ():
             with refusal_passed_over():
                 self._accept()
                 return
             # one that nobody here may write to is read as what it was made from
-            made_from = read_manifest(destination.path).fingerprint
+            made_from = read_manifest(self._to.path).fingerprint
             self.fingerprint = {key: made_from[key] for key in made_from if key != "features"}
 
     def admit(

@@ -93,7 +93,7 @@ class HeldCache:
         self._index: tuple[str, Index] | None = None  # by the name of its file
 
     def release(self) -> None:
-        """Let go of the cache; harmless the second time."""
+        """Release the cache; harmless the second time."""
         self._lock.release()
 
     def __enter__(self) -> Self:

@@ -171,16 +171,21 @@ def _hashes(stored: Iterable[StoredRows]) -> Iterator[Hashes]:
     return (each.index.hashes for each in stored)
 
 
-class Stored(NamedTuple):
-    """What of the build that is being written is sealed."""
+class SealedBuild(NamedTuple):
+    """Sealed parts of the build that is being written."""
 
     build: int
     dims: Mapping[str, tuple[int, ...]]  # shapes of frames; none before there are any
     kinds: dict[str, str]  # of annotations, by name
     rows: list[StoredRows]
 
+    @property
+    def utterances(self) -> int:
+        """The number of utterances in all parts."""
+        return sum(len(each.index) for each in self.rows)
 
-def find_stored(cache: Path, fingerprint: str, held: HeldCache | None = None) -> Stored:
+
+def find_stored(cache: Path, fingerprint: str, held: HeldCache | None = None) -> SealedBuild:
     """Return what is sealed, as the holder of the cache's lock knows it, or anybody sees it.
 
     Raises `StaleCacheError` if the build that is being written is made from something else than the
@@ -208,4 +213,4 @@ def find_stored(cache: Path, fingerprint: str, held: HeldCache | None = None) ->
             kinds[name] = wider_kind(kinds.get(name), kind) or kind
     if published:
         stored.append(StoredRows(current.index))
-    return Stored(manifest.building, parts[0].header.dims if parts else {}, kinds, stored)
+    return SealedBuild(manifest.building, parts[0].header.dims if parts else {}, kinds, stored)

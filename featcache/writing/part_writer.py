@@ -76,7 +76,7 @@ class PartWriter:
     ) -> None:
         self.path = directory(path, "a cache").absolute()
         self.features = by_name(features)
-        self.bytes_written = 0
+        self.bytes_written = self._count = 0  # of the utterances that this writer took
         self.closed = False
         self._lock = threading.RLock()  # of the `CacheWriter` too, if it is of one
         self._fingerprint = fingerprint_digest(cache_fingerprint(self.features, fingerprint))
@@ -88,9 +88,7 @@ class PartWriter:
         self._known = KnownIds(self.path, stored.rows)
         self._memory = CopyMemory()
         self._first_shapes = FirstShapes(self.features)
-        self._count = 0  # utterances that this writer took
-        rows = sum(len(each.index) for each in stored.rows)
-        self._space = FreeSpace(self.path, len(self.features), rows)
+        self._space = FreeSpace(self.path, len(self.features), stored.utterances)
         # takes what is written; the thread that stores may be at the one before
         self._part: OpenPart | None = None
         self._part_bytes = self._part_rows = 0
