@@ -140,7 +140,7 @@ def write_cache(
     )
     chain = itertools.chain(
         index_columns([index], rows_of([index], []), ["fbank"], {}),
-        container_columns([""], [containers]),
+        container_columns([""], [containers]).items(),
         string_columns("failed", Strings.of([])),
         *(stored_columns(name, column) for name, column in annotations.items()),
     )

@@ -75,6 +75,7 @@ class HeldCache:
 
     def __init__(self, path: Path, patience_s: float = 0.0) -> None:
         self.path = path
+        self._file = path / NAME
         self.made_from: Any = None
         self._lock = WriterLock(path, patience_s)
         try:
@@ -93,7 +94,7 @@ class HeldCache:
         self._index: tuple[str, Index] | None = None  # by the name of its file
 
     def release(self) -> None:
-        """Let go of the cache; harmless the second time."""
+        """Release the cache; harmless the second time."""
         self._lock.release()
 
     def __enter__(self) -> Self:
@@ -124,9 +125,9 @@ class HeldCache:
         return ours
 
     def _stamp(self) -> tuple[int, ...] | None:
-        """Tell the file of the manifest from all others, without reading it; None: it is gone."""
+        """Return what tells the file of the manifest from all others; None: it is gone."""
         try:
-            found = (self.path / NAME).stat()
+            found = self._file.stat()
         except FileNotFoundError:
             return None
         return found.st_ino, found.st_mtime_ns, found.st_size

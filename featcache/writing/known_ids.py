@@ -176,8 +176,8 @@ def _hashes(stored: Iterable[StoredRows]) -> Iterator[Hashes]:
     return (each.index.hashes for each in stored)
 
 
-class Stored(NamedTuple):
-    """What of the build that is being written is sealed."""
+class SealedBuild(NamedTuple):
+    """The build that is being written, as far as it is sealed."""
 
     build: int
     dims: Mapping[str, tuple[int, ...]]  # shapes of frames; none before there are any
@@ -185,7 +185,7 @@ class Stored(NamedTuple):
     rows: list[StoredRows]
 
 
-def find_stored(cache: Path, fingerprint: str, held: HeldCache | None = None) -> Stored:
+def find_stored(cache: Path, fingerprint: str, held: HeldCache | None = None) -> SealedBuild:
     """Return what is sealed, as the holder of the cache's lock knows it, or anybody sees it.
 
     Raises `StaleCacheError` if the build that is being written is made from something else than the
@@ -213,4 +213,4 @@ def find_stored(cache: Path, fingerprint: str, held: HeldCache | None = None) ->
             kinds[name] = wider_kind(kinds.get(name), kind) or kind
     if published:
         stored.append(StoredRows(current.index))
-    return Stored(manifest.building, parts[0].header.dims if parts else {}, kinds, stored)
+    return SealedBuild(manifest.building, parts[0].header.dims if parts else {}, kinds, stored)

@@ -188,11 +188,7 @@ class PartWriter:
         self.bytes_written = 0
         self.closed = False
         self._lock = threading.RLock()  # of the `CacheWriter` too, if it is of one
-        self._fingerprint = (
-            fingerprint_digest(cache_fingerprint(self.features, fingerprint))
-            if held is None
-            else held.manifest.building_fingerprint
-        )
+        self._fingerprint = fingerprint_digest(cache_fingerprint(self.features, fingerprint))
         with reading(self.path):
             stored = find_stored(self.path, self._fingerprint, held)
             beside = features_beside(self.path)

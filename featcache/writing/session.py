@@ -215,7 +215,7 @@ class WriteSession:
 
 
 def start(held: HeldCache, content: Mapping[str, Any], overwrite: bool) -> None:
-    """Let the manifest on disk name the build that all writers add parts to, made from `content`.
+    """Make the manifest on disk name the build that all writers add parts to, from `content`.
 
     What the last writer left superseded goes.
     """
