@@ -46,7 +46,7 @@ from featcache.format.files import (
     within,
     write_durably,
 )
-from featcache.format.fingerprint import fingerprint_digest
+from featcache.format.fingerprint import digest_of_canonical
 from featcache.registry import RAW
 
 # Entries of a manifest: parts and what changed of them, annotations, ids that are expected.
@@ -300,7 +300,7 @@ class Manifest:
 
     def overwritten(self, made_from: Mapping[str, Any]) -> Manifest:
         """Begin an overwrite, or go on with the one that is made from the same."""
-        made_of = fingerprint_digest(made_from)
+        made_of = digest_of_canonical(made_from)
         if self.state is BuildState.ASIDE and self.building_fingerprint == made_of:
             return self
         building = max(self.build, self.building) + 1
@@ -308,7 +308,7 @@ class Manifest:
 
     def begun_anew(self, made_from: Mapping[str, Any]) -> Manifest:
         """Add to the build that readers see, where what it holds is made from this, or nothing."""
-        made_of = fingerprint_digest(made_from)
+        made_of = digest_of_canonical(made_from)
         return replace(self._given_up(), fingerprint=made_from, building_fingerprint=made_of)
 
     def accepting(self, made_from: Mapping[str, Any]) -> Manifest:
@@ -317,8 +317,8 @@ class Manifest:
         return replace(
             manifest,
             fingerprint=made_from,
-            building_fingerprint=fingerprint_digest(made_from),
-            accepted=tuple(dict.fromkeys((*self.accepted, fingerprint_digest(self.fingerprint)))),
+            building_fingerprint=digest_of_canonical(made_from),
+            accepted=tuple(dict.fromkeys((*self.accepted, digest_of_canonical(self.fingerprint)))),
         )
 
     def published(self) -> Manifest:

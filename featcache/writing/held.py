@@ -17,7 +17,7 @@ from featcache.container_files import sync_directory
 from featcache.errors import CacheError, CacheLockedError
 from featcache.format.feature_sets import cache_of_set
 from featcache.format.files import explained, remove_unfinished
-from featcache.format.fingerprint import fingerprint_digest
+from featcache.format.fingerprint import digest_of_canonical
 from featcache.format.index import Index
 from featcache.format.journal import Header, read_journal
 from featcache.format.lock import WriterLock
@@ -75,6 +75,7 @@ class HeldCache:
 
     def __init__(self, path: Path, patience_s: float = 0.0) -> None:
         self.path = path
+        self._file = path / NAME
         self.made_from: Any = None
         self._lock = WriterLock(path, patience_s)
         try:
@@ -124,9 +125,9 @@ class HeldCache:
         return ours
 
     def _stamp(self) -> tuple[int, ...] | None:
-        """Tell the file of the manifest from all others, without reading it; None: it is gone."""
+        """Return what tells the file of the manifest from all others; None: it is gone."""
         try:
-            found = (self.path / NAME).stat()
+            found = self._file.stat()
         except FileNotFoundError:
             return None
         return found.st_ino, found.st_mtime_ns, found.st_size
@@ -242,7 +243,7 @@ def remove_superseded(held: HeldCache) -> None:
         return
     tagged_parts = {part.name for each in tagged for part in each.parts}
     replaced = _replaced_for_good(held) - tagged_parts
-    current = {fingerprint_digest(manifest.fingerprint), *manifest.accepted}
+    current = {digest_of_canonical(manifest.fingerprint), *manifest.accepted}
     for name, part in list(held.list_parts()):
         header = _header(cache, name) if part is None else part.header
         if header is None or header.build > manifest.build or name in tagged_parts:

@@ -172,7 +172,7 @@ def _hashes(stored: Iterable[StoredRows]) -> Iterator[Hashes]:
 
 
 class SealedBuild(NamedTuple):
-    """Sealed parts of the build that is being written."""
+    """The build that is being written, as far as it is sealed."""
 
     build: int
     dims: Mapping[str, tuple[int, ...]]  # shapes of frames; none before there are any

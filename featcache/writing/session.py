@@ -17,7 +17,7 @@ from featcache.format.fingerprint import (
     Difference,
     cache_fingerprint,
     differences,
-    fingerprint_digest,
+    digest_of_canonical,
 )
 from featcache.format.index import StampColumns, Stamps
 from featcache.format.manifest import (
@@ -215,7 +215,7 @@ class WriteSession:
 
 
 def start(held: HeldCache, content: Mapping[str, Any], overwrite: bool) -> None:
-    """Name in the manifest on disk the build that all writers add parts to, made from `content`.
+    """Make the manifest on disk name the build that all writers add parts to, from `content`.
 
     What the last writer left superseded goes.
     """
@@ -258,7 +258,7 @@ def start(held: HeldCache, content: Mapping[str, Any], overwrite: bool) -> None:
 
 
 def _start_new(held: HeldCache, content: Mapping[str, object]) -> None:
-    path, made_of = held.path, fingerprint_digest(content)
+    path, made_of = held.path, digest_of_canonical(content)
     builds = committed_builds(path)  # none, unless the manifest was lost
     if set(builds) - {made_of}:
         raise StaleCacheError(
