@@ -50,6 +50,7 @@ from featcache.format.part import committed
 from featcache.reading.generation import Generation
 from featcache.reading.opening import ROLE, witnesses
 from featcache.staleness.probe import Comparison, Probe, Probed, Unlike, compare, tolerance
+from featcache.staleness.watch import DATA_SETS
 from featcache.staleness.witnesses import changes
 from featcache.store import Cache
 from featcache.writing.cache_writer import CacheWriter
@@ -202,9 +203,14 @@ def are_code_or_settings(changed: Sequence[Difference]) -> bool:
     False
     """
     return all(
-        (each.path[0] in _SECTIONS or says_when(each)) and each.path[-1] != "weights"
+        (_section(each) in _SECTIONS or says_when(each)) and each.path[-1] != "weights"
         for each in changed
     )
+
+
+def _section(difference: Difference) -> str:
+    path = difference.path
+    return path[2] if path[0] == DATA_SETS and len(path) > 2 else path[0]
 
 
 def is_more_code(changed: Sequence[Difference]) -> bool:

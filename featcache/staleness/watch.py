@@ -26,10 +26,10 @@ import numpy as np
 import torch
 
 from featcache.errors import ConfigError
-from featcache.format.fingerprint import ABSENT, canonical, differences
+from featcache.format.fingerprint import ABSENT, RULES, canonical, differences
 from featcache.staleness.code import is_users, is_users_module, nested
 from featcache.staleness.modules import ModuleDescription, parts_of
-from featcache.staleness.provenance import Provenance, TooDeepError
+from featcache.staleness.provenance import VERSION, Provenance, TooDeepError
 
 MOST_ITEMS = 1000  # of a dict or list; longer ones are compared with the fingerprint alone
 MOST_PLACES = 50_000
@@ -67,6 +67,14 @@ class Differences(NamedTuple):
     places: Sequence[tuple[Place, object]] = ()
 
 
+DATA_SETS = "data sets"  # key of the fingerprints of several, by number
+
+
+def _of_several(fingerprints: Iterable[Mapping[str, object]]) -> dict[str, object]:
+    alone = ({key: each[key] for key in each if key != RULES} for each in fingerprints)
+    return {RULES: VERSION, DATA_SETS: {str(number): each for number, each in enumerate(alone)}}
+
+
 class Watch:
     """Compares what features are made with, again and again, with what it was before.
 
@@ -92,8 +100,9 @@ class Watch:
         self._was: _Baseline
         found = [each.fingerprint(given) for each in made_with]
         different = {json.dumps(each, sort_keys=True, default=repr): each for each in found}
-        several = {"data sets": [*different.values()]}
-        self.fingerprint: Mapping[str, object] = found[0] if len(different) == 1 else several
+        self.fingerprint: Mapping[str, object] = found[0]
+        if len(different) > 1:
+            self.fingerprint = _of_several(different.values())
         self._begin(made_with, found)
 
     def is_same(self) -> bool:
