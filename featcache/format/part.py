@@ -6,6 +6,7 @@ writers.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import re
 import secrets
@@ -209,6 +210,7 @@ def _joined(columns: Iterable[NDArray[Number]], dtype: type[Number]) -> NDArray[
 
 SEAL = "part.json"
 COLUMNS = "index.columns"
+_TRIES = 10  # to remove a directory that others look into
 PART_NAME = re.compile(r"[0-9]{8}T[0-9]{6}-[0-9a-f]{8}(-recovered)*")
 
 
@@ -386,9 +388,18 @@ def remove_part(directory: Path) -> None:
     """Remove a part; wherever this ends, what is left of it counts as nothing written."""
     for name in (SEAL, journal.NAME):
         (directory / name).unlink(missing_ok=True)
-    if directory.exists():  # not so where an interrupt (Ctrl-C) came at the end of this before
-        sync_directory(directory)
-        shutil.rmtree(directory)
+    if not directory.exists():  # an interrupt (Ctrl-C) came at the end of this before
+        return
+    sync_directory(directory)
+    for _ in range(_TRIES):
+        try:
+            shutil.rmtree(directory)
+            break
+        except FileNotFoundError:  # somebody else removes it, too
+            break
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise  # else whoever has looked at its lock meanwhile has made a file in it
 
 
 def new_part_name() -> str:

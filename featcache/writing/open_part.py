@@ -354,13 +354,15 @@ class OpenPart:
         self.hashed: set[str] = set()
         self._held = ExitStack()
         self.name, held = _new_directory(cache, name)
-        self.directory = cache / PARTS / self.name
-        self._held.callback(held.release)
         try:
+            self.directory = cache / PARTS / self.name
+            self._held.callback(held.release)
             self._journal = JournalWriter(self.directory, header)
             self._held.callback(self._journal.close)
             self._open_containers()
         except BaseException:
+            self.directory = cache / PARTS / self.name
+            self._held.callback(held.release)  # which is harmless the second time
             self.discard()
             raise
 
