@@ -24,7 +24,7 @@ from featcache.extraction.datasets import (
     visible_lengths,
 )
 from featcache.extraction.job import Build, Environment, Job, OnWorkers
-from featcache.extraction.workers.executor import checked_environment
+from featcache.extraction.on_workers import checked_environment
 from featcache.loading.loader import FeatureLoader
 from featcache.staleness.in_workers import code_of_driver, refuse_other_code
 from featcache.staleness.provenance import (

@@ -16,8 +16,8 @@ from featcache.extraction.destination import Destination
 from featcache.extraction.environment import EnvironmentProvider
 from featcache.extraction.fill import fill
 from featcache.extraction.job import Build, Environment, Job, OnWorkers, RunOptions
+from featcache.extraction.on_workers import checked_environment, loader_options
 from featcache.extraction.random_state import kept_random_state
-from featcache.extraction.workers.executor import checked_environment, loader_options
 from featcache.staleness.in_workers import DriverCode, code_of_driver, refuse_other_code
 from featcache.staleness.provenance import Provenance, provenance
 from featcache.staleness.watch import Watch

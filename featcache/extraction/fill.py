@@ -42,6 +42,7 @@ from featcache.extraction.destination import (
 )
 from featcache.extraction.job import Job, RunOptions
 from featcache.extraction.local_executor import compute_here
+from featcache.extraction.on_workers import compute_on_workers
 from featcache.extraction.outcomes import Failure, Outcome, ProgressBar
 from featcache.extraction.run import DatasetAnnotations, Opened, Ranks, Run, remove_runs
 from featcache.extraction.unfinished import (
@@ -50,7 +51,6 @@ from featcache.extraction.unfinished import (
     note_failures,
     tell_left_out,
 )
-from featcache.extraction.workers.executor import compute_on_workers
 from featcache.format.feature_sets import stored_sets
 from featcache.format.lock import is_locked
 from featcache.interface import Ints

@@ -25,7 +25,7 @@ from train import unpack
 import featcache
 
 RECORDINGS = 400
-CORPUS, FEATURES = Path("corpus"), Path("features")  # within the folder
+CORPUS, FEATURES, KILLED = Path("corpus"), Path("features"), Path("killed")  # in the folder
 computed: set[str] = set()  # ids of the recordings that a call has computed
 
 
@@ -58,11 +58,11 @@ class Embedder(featcache.FeatureCacheMixin, sb.Brain):  # type: ignore[misc]  # 
         ]
 
 
-def make_brain() -> Embedder:
+def make_brain(root: Path = FEATURES) -> Embedder:
     """Make the model as a script does, weights and all."""
     torch.manual_seed(1)
     features = [featcache.FeatureStorageConfig("embedding", dtype="float16")]
-    storage = featcache.FeatureStorage(FEATURES, features)
+    storage = featcache.FeatureStorage(root, features)
     return Embedder({"encoder": Encoder()}, hparams={"storage": storage})
 
 
@@ -105,7 +105,7 @@ def change_a_recording() -> None:
 
 
 def kill_a_writer() -> None:
-    """Have another process cache the recordings slowly, as another split, and kill it."""
+    """Have another process cache the recordings slowly, in another folder, and kill it."""
     command = [sys.executable, __file__, "--slowly"]
     with subprocess.Popen(command) as writer:
         while published() < RECORDINGS // 3 and writer.poll() is None:
@@ -116,7 +116,7 @@ def kill_a_writer() -> None:
 def published() -> int:
     """Return how many recordings a reader finds in the cache of that process."""
     try:
-        return int(str(featcache.inspect.made_from(FEATURES / "killed")["utterances"]))
+        return int(str(featcache.inspect.made_from(KILLED / "train")["utterances"]))
     except featcache.errors.NotACacheError:  # it has not begun
         return 0
 
@@ -130,12 +130,8 @@ def read_slowly(wav: str) -> torch.Tensor:
 
 def cache_slowly() -> None:
     """Cache the recordings, in the process that is going to be killed."""
-    make_brain().cache_features(
-        open_dataset(read_slowly),
-        split="killed",
-        publish_every_s=0.5,
-        progressbar=False,
-    )
+    dataset = open_dataset(read_slowly)
+    make_brain(KILLED).cache_features(dataset, publish_every_s=0.5, progressbar=False)
 
 
 def show() -> None:
@@ -158,7 +154,7 @@ def show() -> None:
     print("\n4. A process that caches is killed (SIGKILL). The next one computes what is missing.")
     kill_a_writer()
     print(f"{published()} recordings were published when it was killed")
-    cache(make_brain(), split="killed")
+    cache(make_brain(KILLED))
 
 
 def main(arguments: list[str]) -> None:

@@ -22,7 +22,7 @@ from places import TESTS
 
 import featcache
 from featcache.errors import CacheLockedError, ComputeError, ConfigError, IncompleteError
-from featcache.extraction.workers import driver
+from featcache.extraction import on_workers
 from featcache.format.part import committed
 
 IDS = Numbers(200).ids
@@ -126,7 +126,7 @@ def test_an_environment_that_cannot_be_built_or_is_another_ends_the_run(
 def test_workers_that_die_before_they_compute_anything_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "DEATHS_WITHOUT_PROGRESS", 2)
+    monkeypatch.setattr(on_workers, "DEATHS_WITHOUT_PROGRESS", 2)
     with pytest.raises(IncompleteError, match="workers die before they compute anything"):
         extract(Broken(tmp_path, "dies"), parallel={"env": "local", "n_workers": 1})
 

@@ -34,9 +34,8 @@ from featcache.errors import (
 from featcache.extraction import fill
 from featcache.extraction.dataset_batches import wanted_batches
 from featcache.extraction.datasets import IdNumbers
+from featcache.extraction.on_workers import RunSettings, TaskRunner, _some_of
 from featcache.extraction.run import check_lengths, cut, digest_of, longest_first
-from featcache.extraction.workers.driver import _some_of
-from featcache.extraction.workers.executor import RunSettings, TaskRunner
 from featcache.format import part
 from featcache.format.journal import Journal, read_journal
 from featcache.format.manifest import PARTS

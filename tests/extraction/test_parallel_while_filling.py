@@ -12,8 +12,8 @@ import torch
 import featcache
 from featcache import FeatureStorageConfig, StaleCacheError
 from featcache.extraction import while_filling
+from featcache.extraction.on_workers import RunSettings, TaskRunner
 from featcache.extraction.run import digest_of
-from featcache.extraction.workers.executor import RunSettings, TaskRunner
 from featcache.format.part import committed_builds
 from featcache.samplers.batches import Batches
 from featcache.staleness.provenance import provenance
