@@ -95,7 +95,7 @@ def kept(version: int) -> dict[str, dict[str, Any]]:
 
 
 def _file_of(version: int) -> Path:
-    return Path(__file__).parent / "golden" / "rules" / f"version-{version}.json"
+    return Path(__file__).parent / "staleness" / "rules" / f"version-{version}.json"
 
 
 if __name__ == "__main__":
