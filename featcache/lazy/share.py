@@ -248,8 +248,9 @@ class Share:
         # interrupted, whose claim is still to be given up
         self._computing: dict[str, threading.Lock] = {}
         self._twice = TwiceComputed()
-        self._again = StoredAgain()
-        self._again.is_over = plan.read_only or not (plan.check and _is_first_worker())
+        # until enough stored results were computed again
+        is_to_compare = plan.check and not plan.read_only and _is_first_worker()
+        self._again = StoredAgain() if is_to_compare else None
         self._last_miss = 0.0
         self._closed = self._told_of_overwrite = False
         self.forget: Callable[[], object] = nothing
@@ -263,7 +264,7 @@ class Share:
     def published(self, id: str, entry: int) -> object:
         """Return a published result of arguments with this entry, as often as can be; `ABSENT`."""
         live = self._live
-        if live is None or self._part is not None or not self._again.is_over:
+        if live is None or self._part is not None or self._again is not None:
             return ABSENT
         try:
             return live.read(id, entry)
@@ -278,25 +279,27 @@ class Share:
             except FeatureSetsError:  # of a cache that became a set: see `_look`
                 found = ABSENT
             if found is not ABSENT:
-                if not self._again.is_over:
-                    self._compare(call, found, self._live)
+                if self._again is not None:
+                    self._compare(call, found, self._live, self._again)
                 if self._part is not None and time.monotonic() - self._last_miss > IDLE_S:
                     self.publish()
                 return found
         found = self._unpublished(call)
         return self._missed(call) if found is ABSENT else found
 
-    def _compare(self, call: Call, found: object, live: LiveCache) -> None:
+    def _compare(self, call: Call, found: object, live: LiveCache, again: StoredAgain) -> None:
         """Raise `StaleCacheError` if a stored result is another one now."""
-        self._again.compare(call, found, live)
-        if self._again.told:
+        again.compare(call, found, live)
+        if again.told:
             since = self._plan.fingerprint.record(live.path).since()
-            lines = "\n  ".join([f"computed again, {self._again.told}", *since])
+            lines = "\n  ".join([f"computed again, {again.told}", *since])
             raise StaleCacheError(
                 f"cache {str(live.path)!r} was made from something else than there is now:\n  "
                 f"{lines}\n{CURE}"
             )
         self._filling.begin()  # what computing has left behind is harmless
+        if again.is_over:
+            self._again = None
 
     def publish(self, complete: bool | None = None, patience_s: float = LOCK_PATIENCE_S) -> bool:
         """Show readers all that is stored; False if another process is at it for too long."""
@@ -606,7 +609,7 @@ class Share:
                     except BaseException as error:  # no `with`: an interrupt may come before it
                         close_after(error, partial(writer.close, complete=False))
                         raise
-                    self._again.is_over = True  # all that it holds is of now
+                    self._again = None  # all that it holds is of now
                 except CacheLockedError:  # another one makes it
                     if time.monotonic() > until:
                         raise
