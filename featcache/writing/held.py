@@ -77,6 +77,13 @@ class HeldCache:
         self.path = path
         self._file = path / NAME
         self.made_from: Any = None
+        self._manifest: Manifest | None = None
+        self._seen: tuple[int, ...] | None = None
+        self._kept: dict[str, Manifest] = {}  # this generation and the one before, by name
+        self._sealed: dict[str, SealedPart] = {}
+        self._durable: set[str] = set()  # names of parts that would survive a power cut
+        self._index: tuple[str, Index] | None = None  # by the name of its file
+        # last, as an interrupt (Ctrl-C) behind it would leave it held
         self._lock = WriterLock(path, patience_s)
         try:
             outer = cache_of_set(path)
@@ -86,12 +93,6 @@ class HeldCache:
         except BaseException:
             self.release()
             raise
-        self._manifest: Manifest | None = None
-        self._seen: tuple[int, ...] | None = None
-        self._kept: dict[str, Manifest] = {}  # this generation and the one before, by name
-        self._sealed: dict[str, SealedPart] = {}
-        self._durable: set[str] = set()  # names of parts that would survive a power cut
-        self._index: tuple[str, Index] | None = None  # by the name of its file
 
     def release(self) -> None:
         """Release the cache; harmless the second time."""
@@ -105,7 +106,10 @@ class HeldCache:
             raise
 
     def __exit__(self, *error: object) -> None:
-        self._lock.__exit__(*error)
+        try:  # twice, as the lock itself does
+            self.release()
+        finally:
+            self.release()
 
     @property
     def manifest(self) -> Manifest:
