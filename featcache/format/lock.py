@@ -155,6 +155,9 @@ def _acquired(directory: Path, timeout_s: float) -> BaseFileLock:
     try:
         try:
             lock.acquire(timeout=timeout_s, poll_interval=0.005)
+        except FileExistsError as error:  # removed as the lock made sure that it is there
+            gone = errno.ENOENT
+            raise FileNotFoundError(gone, os.strerror(gone), str(directory)) from error
         except OSError as error:
             if error.errno not in _NO_FLOCK:
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from featcache.format.lock import is_locked
+from featcache.format.lock import WriterLock, is_locked
 from featcache.format.part import remove_part
 
 PARTS = 300
@@ -50,3 +51,20 @@ def test_a_part_is_removed_while_others_look_at_its_lock(tmp_path: Path) -> None
         for thread in threads:
             thread.join()
     assert not any((part / "data").exists() for part in parts)
+
+
+def test_a_directory_that_goes_while_its_lock_is_taken_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = tmp_path / "part"
+    part.mkdir()
+    is_dir = Path.is_dir
+
+    def gone(path: Path, **more: bool) -> bool:  # the lock's library makes sure that it is there
+        if path == part:
+            shutil.rmtree(part, ignore_errors=True)
+        return is_dir(path, **more)
+
+    monkeypatch.setattr(Path, "is_dir", gone)
+    with pytest.raises(FileNotFoundError, match="part"):
+        WriterLock(part)
