@@ -38,7 +38,8 @@ class Promise:
         committed: utterances of the new model that no writer needs to compute again.
         visible: one of these generations is what readers see; None: that there is no cache.
         opening: a writer is starting, which may publish what it recovers: all that was committed,
-            and what else there is; but it does not put that in the place of the old model's cache.
+            and what else there is. One that overwrites puts nothing in the place of the old cache
+            while it starts.
         gone: utterances of the new model that were deleted, which no writer may find.
         files: one of these is the probe of the build that is written.
         given: one of these is the annotation that the first utterances were given.
@@ -59,10 +60,9 @@ class Promise:
 
     def allows(self, content: Content) -> bool:
         """Say whether readers may see a generation."""
-        aside = any(other is not None and other.model == "old" for other in self.visible)
         recovered = content.model == "new" and content.numbers >= self.committed
         seen = any(other is not None and content.is_like(other) for other in self.visible)
-        return seen or (self.opening and recovered and not aside)
+        return seen or (self.opening and recovered)
 
     def after(self, marks: Iterable[str]) -> Promise:
         """Return what is promised after some more marks."""

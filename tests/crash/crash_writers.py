@@ -90,7 +90,8 @@ def open_writer(
     path: Path, layout: str, model: Model = "new", overwrite: bool = False
 ) -> CacheWriter:
     """Start a writer of a layout, telling what readers see once it has started."""
-    tell("opening", [])
+    if not overwrite:
+        tell("opening", [])
     writer = CacheWriter(path, features_of(layout), made_from(model), overwrite=overwrite)
     cache = featcache.open(set_of(path, "fbank"))
     tell("opened", numbers_in(cache), model_in(cache))

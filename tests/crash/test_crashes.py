@@ -12,10 +12,12 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import replace
 
 import pytest
 from crash_checks import WRONGS
 from crash_jobs import KINDS, Report, crash
+from crash_promises import Content, Promise
 from crash_stories import STORIES
 from crash_trace import can_trace
 from crash_writers import LAYOUTS
@@ -46,6 +48,16 @@ def test_no_crash_costs_what_was_promised(reports: Reports, story: str, layout: 
     report = reports[story, layout].result()
     print(f"\n{story:15} {layout:12} {summary([report])}", end="")
     assert not report.wrongs, "\n".join([summary([report]), *report.notes])
+
+
+def test_only_a_writer_that_does_not_overwrite_may_publish_as_it_starts() -> None:
+    """A rename that was not synced leaves both builds possible, whatever a later writer sees."""
+    either = (Content("old", frozenset(range(10))), Content("new", frozenset(range(8))))
+    recovered = Content("new", frozenset(range(19)))
+    killed = Promise(frozenset(range(8)), either)
+    assert not killed.allows(recovered)
+    assert replace(killed, opening=True).allows(recovered)
+    assert not replace(killed, opening=True).allows(Content("new", frozenset(range(7))))
 
 
 def test_all_in_all(reports: Reports) -> None:
