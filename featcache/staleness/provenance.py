@@ -52,7 +52,7 @@ from featcache.staleness.values import (
 # Version of the rules by which this package describes code and values: raised with each change of
 # them that gives the same code another fingerprint (`tests/staleness/test_rules.py` fails then).
 # Fingerprints without one are of version 0. The digests of weights are the same in all versions.
-VERSION = 1
+VERSION = 2
 CONTAINERS = ("modules", "raw_modules", "hparams")
 # ways through all of a container
 _WAYS_THROUGH = frozenset(
