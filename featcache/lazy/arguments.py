@@ -22,7 +22,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import xxhash
@@ -161,7 +161,8 @@ class ItemEntries(Arguments):
 
     def entry(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> int:
         """Return the stamp of the item whose number is the argument."""
-        return self._stamps.item(*args)
+        (number,) = args
+        return self._stamps.item(cast(int, number))
 
 
 class Call:
