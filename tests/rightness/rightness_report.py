@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 
-from rightness_stage import Outcome
+from rightness_stage import NEVER, Outcome
 
 SHOWN = 110  # letters of a message
 
@@ -28,7 +28,9 @@ class Tally:
     def __init__(self, way: str, outcomes: Iterable[Outcome]) -> None:
         self.way, self.outcomes = way, list(outcomes)
         sound = [outcome for outcome in self.outcomes if judged(outcome)]
-        self.broken = [outcome for outcome in self.outcomes if not judged(outcome)]
+        self.never = [outcome for outcome in self.outcomes if outcome.how == NEVER]
+        unsound = [outcome for outcome in self.outcomes if not judged(outcome)]
+        self.broken = [outcome for outcome in unsound if outcome not in self.never]
         self.matter = [outcome for outcome in sound if outcome.matters]
         self.rest = [outcome for outcome in sound if not outcome.matters]
         self.clear = [each for each in self.rest if each.change.expected == "clear"]
@@ -103,3 +105,4 @@ class Tally:
         self._print("otherwise than on the recipe's own way", self.otherwise(own))
         self._print("noticed, the cause not named", self.unnamed)
         self._print("cannot be judged", self.broken)
+        self._print("never cached on this way", self.never)

@@ -25,6 +25,7 @@ HERE = Path(__file__).parent
 SCRIPTS = {"brain": "train.py", "plain": "extract.py"}
 SPREAD = 1e-4  # a difference of so much of a feature's standard deviation matters
 TOKENS = 0.01  # so many changed tokens do
+NEVER = "refused at once"  # on a way that caches no such features: random ones, which it names
 Features = dict[tuple[str, str], NDArray[Any]]
 Answer = dict[str, Any]  # of a run
 
@@ -97,7 +98,7 @@ class Stage:
     def __init__(self, folder: Path, corpus: Path) -> None:
         self._folder, self._corpus = folder, corpus
         self._server = Server()
-        self._bases: dict[tuple[object, ...], tuple[Path, dict[str, Features]]] = {}
+        self._bases: dict[tuple[object, ...], tuple[Path, dict[str, Features | None]]] = {}
 
     def close(self) -> None:
         """Let the server end."""
@@ -125,8 +126,10 @@ class Stage:
         return [self._outcome(change, way, answers[way], stored[way], true) for way in ways]
 
     def _outcome(
-        self, change: Change, way: str, answer: Answer, stored: Features, true: Features
+        self, change: Change, way: str, answer: Answer, stored: Features | None, true: Features
     ) -> Outcome:
+        if stored is None:
+            return Outcome(change, way, False, NEVER)
         worst, log = difference(stored, true), answer["log"]
         matters = bool(worst)
         if answer["refused"]:
@@ -138,7 +141,9 @@ class Stage:
         how = "recomputed" if matters and not difference(self._features(way), true) else "served"
         return Outcome(change, way, matters, how, "\n".join(log), log, worst)
 
-    def _base(self, change: Change, ways: tuple[str, ...]) -> tuple[Path, dict[str, Features]]:
+    def _base(
+        self, change: Change, ways: tuple[str, ...]
+    ) -> tuple[Path, dict[str, Features | None]]:
         """Run the recipe as it is before changes, once on each way."""
         key = (change.recipe, change.setup, ways)
         if key not in self._bases:
@@ -151,14 +156,16 @@ class Stage:
             self._copy(base)
             call = Call([], {}, [])
             apply(change.setup, self._folder, call)
+            found: dict[str, Features | None] = {}
             for way, answer in self._run(change.recipe, call, ways).items():
-                if answer["error"] is not None:
+                if answer["error"] not in (None, *(["FeatureError"] if found else [])):
                     raise RuntimeError(f"{change.recipe} {change.setup}, {way}: {answer}")
+                found[way] = self._features(way) if answer["error"] is None else None
             shutil.rmtree(base)
             shutil.copytree(self._folder, base, symlinks=True)
-            found = {way: self._features(way) for way in ways}
-            for way in ways:
-                if worst := difference(found[ways[0]], found[way]):
+            own = found[ways[0]]
+            for way, features in found.items():
+                if own and features and (worst := difference(own, features)):
                     raise RuntimeError(f"{way} computes otherwise than {ways[0]}: {worst}")
             self._bases[key] = base, found
         return self._bases[key]
