@@ -37,6 +37,18 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _UNNAMED = "feature"
 
 
+_pid = os.getpid()  # kept: a system call at each read is up to a tenth of it
+
+
+def _note_pid() -> None:
+    global _pid
+    _pid = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_pid)
+
+
 class _OfProcess:
     """The share of one process; its lock is held while the share is begun or ended.
 
@@ -86,7 +98,7 @@ class ReadThrough:
         if not isinstance(id, str):
             id = cast(str, as_id(id))
             check_id(id)
-        here = self._by_pid.get(os.getpid())
+        here = self._by_pid.get(_pid)
         share = None if here is None else here.share
         if share is not None:
             found = share.published(id, self._arguments.entry(args, kwargs))
@@ -109,7 +121,7 @@ class ReadThrough:
             published = "no cache yet"
         except CacheError as error:  # a repr must not fail
             published = f"which cannot be read ({type(error).__name__})"
-        here = self._by_pid.get(os.getpid())
+        here = self._by_pid.get(_pid)
         written = 0 if here is None or here.share is None else here.share.written
         return f"{str(path)!r}: {published}" + (f", {written} written here" if written else "")
 
@@ -163,7 +175,7 @@ class ReadThrough:
         return make, (self._compute, self._plan)
 
     def _here(self) -> _OfProcess:
-        return self._by_pid.setdefault(os.getpid(), _OfProcess())
+        return self._by_pid.setdefault(_pid, _OfProcess())
 
     def _begun(self, call: Call | None = None) -> Share:
         """Return the share of this process; one that begins may accept a cache by a call."""
