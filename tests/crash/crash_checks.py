@@ -27,7 +27,7 @@ from featcache.errors import FeatcacheError, NotACacheError
 from featcache.format.feature_sets import set_of
 from featcache.format.manifest import read_building_file
 from featcache.format.part import list_parts
-from featcache.testing.editing import traces_in
+from featcache.testing.contract import traces_in
 
 LONGEST_S = 20.0
 GIVEN = frozenset(range(10))  # the utterances that the stories annotate

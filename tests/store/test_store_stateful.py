@@ -29,7 +29,7 @@ from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, DuplicateIdError, FeatureError
 from featcache.format.index import Stamps
 from featcache.format.manifest import read_building_file
-from featcache.testing.editing import traces_in
+from featcache.testing.contract import traces_in
 from featcache.writing import part_writer, queue
 from featcache.writing.part_writer import PartWriter
 

@@ -26,7 +26,7 @@ from featcache.container_files import sync_directory
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
 from featcache.format.index import Stamps
 from featcache.format.manifest import PARTS, read_manifest
-from featcache.testing.editing import traces_in
+from featcache.testing.contract import traces_in
 from featcache.writing import compact, part_writer, publish
 from featcache.writing import compact as compacting
 from featcache.writing.open_part import OpenPart
