@@ -18,6 +18,9 @@ from featcache.errors import AdoptionError
 from featcache.interface import Ints, storage_dtype
 
 NO_OPTIONS: Mapping[str, object] = {}
+ONE_BY_ONE = (
+    "adopt the features one by one into one cache: it has the utterances that have all of them"
+)
 
 
 class PlacedArray(NamedTuple):
@@ -58,10 +61,16 @@ class ArrayColumns:
     Args:
         feature: its name.
         time_axis: as in `Options`.
+        remedy: what to do where an utterance lacks the feature, as the end of a message.
     """
 
-    def __init__(self, feature: str, time_axis: Literal[0, "auto"] | None = "auto") -> None:
-        self.feature = feature
+    def __init__(
+        self,
+        feature: str,
+        time_axis: Literal[0, "auto"] | None = "auto",
+        remedy: str = ONE_BY_ONE,
+    ) -> None:
+        self.feature, self._remedy = feature, remedy
         self.ids: list[str] = []
         self._time_axis = time_axis
         self._shapes: list[tuple[int, ...]] = []
@@ -156,8 +165,7 @@ class ArrayColumns:
         for lacks in set(ids) ^ numbers.keys():
             raise AdoptionError(
                 f"feature {self.feature!r}: utterance {lacks!r} lacks it, or another feature: a "
-                "cache holds each feature of each utterance; adopt the features one by one into "
-                "one cache: it has the utterances that have all of them"
+                f"cache holds each feature of each utterance; {self._remedy}"
             )
         return np.fromiter((numbers[id] for id in ids), np.int64, len(ids))
 

@@ -392,8 +392,9 @@ def _recognised(place: LocalPlace, what: str) -> Kind:
         except ConfigError as error:
             broken.append(str(error))
             continue
-        if kind.recognises(place, what):
-            found.append(kind)
+        with suppress(AdoptionError):  # it cannot read that
+            if kind.recognises(place, what):
+                found.append(kind)
     if len(found) == 1:
         return found[0]
     names = ", ".join(repr(kind.name) for kind in found)

@@ -8,7 +8,6 @@ and `utt2lang` beside an scp are the annotations text, speaker, duration and lan
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from array import array
@@ -32,7 +31,15 @@ from featcache.adoptable import (
 )
 from featcache.adoption.ark import HEAD_BYTES, ID_BYTES, ArkObject, ark_object, check_end
 from featcache.adoption.place import Window, is_pattern
-from featcache.adoption.scp import Scp, is_there, read_annotations, read_scp, read_table, seconds_of
+from featcache.adoption.scp import (
+    Scp,
+    first_line,
+    is_there,
+    read_annotations,
+    read_scp,
+    read_table,
+    seconds_of,
+)
 from featcache.errors import AdoptionError
 from featcache.interface import Ints
 
@@ -50,14 +57,11 @@ class KaldiKind:
 
     def recognises(self, place: Place, what: str) -> bool:
         """Whether this is an scp of archives, or archives."""
-        try:
-            path = what or _scp_or_ark(place)
-            if path.endswith(".scp"):
-                line = _first_line(place, path).split()
-                return len(line) > 1 and not line[-1].endswith(b".npy")
-            return path.endswith(".ark")
-        except AdoptionError:
-            return False
+        path = what or _scp_or_ark(place)
+        if path.endswith(".scp"):
+            line = first_line(place, path).split()
+            return len(line) > 1 and not line[-1].endswith(b".npy")
+        return _is_ark(path)
 
     def index(self, place: Place, what: str, options: Options) -> Found:
         """Find all objects of the archives."""
@@ -262,19 +266,13 @@ def _found(
 def _tell_others(place: Place) -> None:
     """Warn of scps of archives in a folder that are passed over, such as that of the pitch."""
     others = [name for name in place.names("") if name.endswith(".scp") and name != SCP]
-    others = [name for name in others if b".ark:" in _first_line(place, name)]
+    others = [name for name in others if b".ark:" in first_line(place, name)]
     if others:
         _log.warning(
             "%r: %s alone is adopted, not %s; adopt these by their names into the same cache, each "
             "with a feature= of its own",
             place.name, SCP, ", ".join(map(repr, others)),
         )  # fmt: skip
-
-
-def _first_line(place: Place, path: str) -> bytes:
-    with contextlib.suppress(AdoptionError), place.open(path) as source:
-        return source.read(0, min(source.size, ID_BYTES)).partition(b"\n")[0]
-    return b""  # it cannot be read, and nobody has asked for it
 
 
 def _scp_or_ark(place: Place) -> str:
