@@ -99,10 +99,6 @@ class Strings:
         data = np.concatenate([np.empty(0, np.uint8), *(each.data for each in parts)])
         return cls(joined_ends(each.ends for each in parts), data)
 
-    def fits(self) -> bool:
-        """Whether the columns belong together, as far as their lengths show."""
-        return len(self.ends) > 0 and self.ends[0] == 0 and bool(self.ends[-1] == len(self.data))
-
 
 def are_equal(these: Strings, those: Strings) -> NDArray[np.bool_]:
     """Return for each string whether it is that of the same row of as many others."""
@@ -374,6 +370,13 @@ class ColumnFile:
             for name, dtype in dtypes.items()
             if name not in optional or prefix + name in self._columns
         }
+
+    def strings(self, name: str) -> Strings:
+        """Return a column of strings; raises `CorruptCacheError` if its two do not fit."""
+        ends, data = self.column(f"{name}_ends", np.int64), self.column(f"{name}_bytes", np.uint8)
+        if not len(ends) or ends[0] != 0 or ends[-1] != len(data):
+            raise self._damaged(f"the columns of {name!r} do not fit each other")
+        return Strings(ends, data)
 
     def digest(self, name: str) -> str:
         """Return length and digest of a column, as its footer has them."""

@@ -289,13 +289,13 @@ def read_index(file: ColumnFile, features: Sequence[str]) -> Index:
     index = Index(
         hashes=file.column("hashes", np.uint64),
         hash_rows=file.column("hash_rows", np.int64),
-        ids=read_strings(file, "id"),
+        ids=file.strings("id"),
         features={
             name: FeatureColumns(**file.columns(f"{name}.", FEATURE_COLUMNS, OPTIONAL))
             for name in features
         },
         containers=ContainerColumns(
-            paths=read_strings(file, "container_path"),
+            paths=file.strings("container_path"),
             sizes=file.column("container_size", np.int64),
             digests=file.column("container_digest", np.uint8),
             parts=file.column("container_part", np.int32),
@@ -335,16 +335,6 @@ def are_below(numbers: NDArray[np.signedinteger[Any]], count: int) -> bool:
 
 def _ascend(numbers: Ints) -> bool:
     return bool((numbers[1:] >= numbers[:-1]).all())
-
-
-def read_strings(file: ColumnFile, name: str) -> Strings:
-    """Take a column of strings out of a file of columns."""
-    strings = Strings(file.column(f"{name}_ends", np.int64), file.column(f"{name}_bytes", np.uint8))
-    if not strings.fits():
-        raise CorruptCacheError(
-            f"{str(file.path)!r} is damaged: the columns of {name!r} do not fit each other"
-        )
-    return strings
 
 
 def read_stats(file: ColumnFile, feature: str) -> FeatureStats:

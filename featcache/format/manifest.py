@@ -543,13 +543,8 @@ def tags_of(cache: Path) -> Mapping[str, str]:
         return read_manifest(cache).tags
 
 
-def name_of(cache: Path, version: str | None) -> str | None:
-    """Return the name of the generation that a tag names; None for the current generation.
-
-    Raises `UnknownNameError` for an unknown tag.
-    """
-    if version is None:
-        return None
+def name_of(cache: Path, version: str) -> str:
+    """Return the name of the generation of a tag; raises `UnknownNameError` for an unknown one."""
     tags = tags_of(cache)
     if version not in tags:
         raise UnknownNameError(

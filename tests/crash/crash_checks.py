@@ -126,7 +126,7 @@ def entry_stamps(
     cache: featcache.Cache, model: Model, wrongs: dict[str, str]
 ) -> Iterator[tuple[int, int]]:
     """Give numbers and entry stamps, and see that the input stamps are those of the numbers."""
-    stamps = cache.opened.stamps
+    stamps = cache.opened.index.stamps
     for number in numbers_in(cache):
         if stamps is None:
             wrongs["wrong"] = "there are no stamps"

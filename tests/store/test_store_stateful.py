@@ -330,7 +330,8 @@ class StoreMachine(RuleBasedStateMachine):
         if self.published is not None:
             cache = featcache.open(self.path, verify="arrays")
             assert_holds(cache, self.published)
-            inputs = () if cache.opened.stamps is None else cache.opened.stamps.input.tolist()
+            stamps = cache.opened.index.stamps
+            inputs = () if stamps is None else stamps.input.tolist()
             assert len(inputs) == len(cache)
             for id, stamp in zip(cache, inputs, strict=True):
                 assert stamp == stamps_of(self.published[id]).input
