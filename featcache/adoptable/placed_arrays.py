@@ -113,8 +113,11 @@ class ArrayColumns:
         stored = stored_as(self.feature, self.ids, self._shapes, self._dtypes, self._time_axis)
         codec, options = self._encoding or (RAW, NO_OPTIONS)
         counts = np.frombuffer(self._counts, np.int64)
-        if not stored.has_frames and codec != RAW:
-            self._check_one_block(counts)
+        if not stored.has_frames and codec != RAW and (counts > 1).any():
+            self._refuse(
+                self.ids[int((counts > 1).argmax())],
+                "lies in several blocks, which an array without a time axis cannot",
+            )
         order = self._order(ids)
         first = np.append(0, np.cumsum(counts[order]))
         extents = _ragged(np.append(0, np.cumsum(counts)), first, order)
@@ -145,13 +148,6 @@ class ArrayColumns:
                 id,
                 f"is stored {_described(*encoding)}, {self._encoded_id!r} "
                 f"{_described(*self._encoding)}",
-            )
-
-    def _check_one_block(self, counts: Ints) -> None:
-        if (counts > 1).any():
-            self._refuse(
-                self.ids[int((counts > 1).argmax())],
-                "lies in several blocks, which an array without a time axis cannot",
             )
 
     def _order(self, ids: Sequence[str]) -> Ints:

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from decimal import ROUND_HALF_UP, Decimal
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -309,10 +310,11 @@ class LhotseStorage:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._open: dict[str, NamedArrays] = {}
-        self._sizes: dict[str, int] = {}
-        self._chunk_frames: dict[str, int] = {}
+        # asked for of each array
+        self._size = cache(self._read_size)
+        self._chunk_frames = cache(self._read_chunk_frames)
+        self._absolute = cache(lambda path: str(Path(path).absolute()))
         self._members: dict[str, dict[str, TarMember]] = {}
-        self._absolutes: dict[str, str] = {}
         self._ways: dict[str, Callable[[StoredArray], tuple[str, PlacedArray]]] = {
             "numpy_hdf5": self._numpy_hdf5,
             "lilcom_hdf5": self._lilcom_hdf5,
@@ -356,10 +358,8 @@ class LhotseStorage:
 
     def _chunked_lilcom_hdf5(self, stored: StoredArray) -> tuple[str, PlacedArray]:
         path = self._absolute(stored.path)
-        if path not in self._chunk_frames:
-            self._chunk_frames[path] = self._read_chunk_frames(path)
         blocks = self._hdf5(path).blocks(stored.key)
-        return path, _lilcom(stored, blocks, self._chunk_frames[path])
+        return path, _lilcom(stored, blocks, self._chunk_frames(path))
 
     def _read_chunk_frames(self, path: str) -> int:
         placed = self._hdf5(path).place(CHUNK_SIZE)
@@ -440,16 +440,9 @@ class LhotseStorage:
             raise AdoptionError(f"key {stored.key!r} is no path below {stored.path!r}")
         return f"{self._absolute(stored.path)}/{key}"
 
-    def _absolute(self, path: str) -> str:
-        if path not in self._absolutes:
-            self._absolutes[path] = str(Path(path).absolute())
-        return self._absolutes[path]
-
-    def _size(self, path: str) -> int:
-        if path not in self._sizes:
-            with self._place.open(path) as source:
-                self._sizes[path] = source.size
-        return self._sizes[path]
+    def _read_size(self, path: str) -> int:
+        with self._place.open(path) as source:
+            return source.size
 
 
 def _lilcom(stored: StoredArray, blocks: Sequence[tuple[int, int]], frames: int = 0) -> PlacedArray:
