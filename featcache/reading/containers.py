@@ -401,9 +401,17 @@ class Containers:
             return open_within(self._root, self._path_of(container))
         except FileNotFoundError as error:
             raise CorruptCacheError(
-                f"container {self._path(container)!r} is not there; was the cache overwritten or "
-                "moved while it was open? open it again"
+                f"container {self._path(container)!r} is missing; was the cache overwritten or "
+                "moved while it was open? open it again; else "
+                f"{remedy(self._root, self._path_of(container))}"
             ) from error
+
+    def check_file(self, container: int) -> None:
+        """Raise `CorruptCacheError` unless a container is there, in the size that was written.
+
+        An adopted one must be as it was, too.
+        """
+        self._open_file(container)  # which closes itself
 
     def _open_file(self, container: int) -> _File:
         path, size = self._path(container), self._sizes[container]
