@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache._checks import listed_ids
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CacheError, ConfigError, StaleCacheError
 from featcache.extraction.dataset_batches import DatasetBatches, Loading
@@ -80,7 +81,7 @@ def rows_of(cache: Generation, ids: Sequence[str]) -> NDArray[np.int64]:
 
 def _rows_of_some(cache: Generation, ids: Sequence[str]) -> Iterator[NDArray[np.int64]]:
     for start in range(0, len(ids), _SOME):
-        yield cache.find(ids[start : start + _SOME])
+        yield cache.index.find_many(listed_ids(ids[start : start + _SOME]))
 
 
 # Stored utterances against the data set of now: by a stat each, and by loading what looks new.
@@ -215,7 +216,7 @@ def _refusal(path: Path, changed: Sequence[str]) -> StaleCacheError:
 
 def stamps_in(cache: Cache, ids: Sequence[str]) -> StampColumns | None:
     """Return the stamps of utterances in a cache, 0 for those that it lacks; None: it has none."""
-    stamps = cache.opened.stamps
+    stamps = cache.opened.index.stamps
     if stamps is None:
         return None
     rows = rows_of(cache.opened, ids)

@@ -130,16 +130,8 @@ class Expected:
 
 NEXT = "next.json"
 KEY = "next"  # of the outer manifest
-_NAME = "featcache.json"
-_SETS = "sets"
-
-
-def in_force(directory: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """Return what counts as the manifest of a set: `content`, its own, or what follows that.
-
-    Raises `CorruptCacheError` where that cannot be told.
-    """
-    return _following(directory, content) or content
+NAME = "featcache.json"
+SETS = "sets"  # feature sets, each a cache of its own; the kind of the manifest that names them
 
 
 def settle(directory: Path) -> None:
@@ -147,12 +139,12 @@ def settle(directory: Path) -> None:
 
     Only the holder of the set's lock may call this.
     """
-    if directory.parent.name != _SETS or not os.path.lexists(directory / NEXT):
+    if directory.parent.name != SETS or not os.path.lexists(directory / NEXT):
         return
-    content = _read(directory, _NAME)
+    content = _read(directory, NAME)
     following = None if content is None else _following(directory, content)
     if following is not None:  # first there, then gone: a power cut may undo half of a rename
-        write_durably(directory / _NAME, pack_json(following))
+        write_durably(directory / NAME, pack_json(following))
     (directory / NEXT).unlink(missing_ok=True)
     sync_directory(directory)
 
@@ -162,23 +154,23 @@ def last_pairs(outer: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     found = outer.get(KEY, {})
     pairs = found.values() if isinstance(found, dict) else [None]
     if not all(isinstance(pair, list) and [*map(type, pair)] == [str, str] for pair in pairs):
-        raise CorruptCacheError(f"the outer {_NAME!r} of feature sets is damaged: {KEY!r}")
+        raise CorruptCacheError(f"the outer {NAME!r} of feature sets is damaged: {KEY!r}")
     return {name: (before, after) for name, (before, after) in found.items()}
 
 
 def _following(directory: Path, content: Mapping[str, Any]) -> dict[str, Any] | None:
-    outer = _read(directory.parent.parent, _NAME) or {}
+    outer = _read(directory.parent.parent, NAME) or {}
     before, after = last_pairs(outer).get(directory.name, (None, None))
     if before is None or content.get("write_id") != before:
         return None
     found = _read(directory, NEXT)
     if found is not None and found.get("write_id") == after:
         return found
-    now = _read(directory, _NAME)  # it has come to its place meanwhile
+    now = _read(directory, NAME)  # it has come to its place meanwhile
     if now is None or now.get("write_id") == before:
         raise CorruptCacheError(
             f"{str(directory / NEXT)!r} is missing or another one, with the last edit of feature "
-            f"set {directory.name!r}; put it back, or {_NAME!r} as it was after that edit"
+            f"set {directory.name!r}; put it back, or {NAME!r} as it was after that edit"
         )
     return now
 
@@ -195,10 +187,8 @@ def _read(directory: Path, file: str) -> dict[str, Any] | None:
 # `featcache.json`: says what a cache holds, and changes by an atomic rename only.
 
 FORMAT_VERSION = 1
-NAME = "featcache.json"
 PARTS = "parts"
 MANIFESTS = "manifests"  # one of each generation that is still there
-SETS = "sets"  # feature sets, each a cache of its own; the kind of the manifest that names them
 INDEX = re.compile(r"index-([0-9]{6,}-[0-9a-f]{8})\.columns")  # the columns of a generation
 # names in `requires` and `requires_to_write` that this featcache knows
 STAMPS = "stamps"
@@ -427,7 +417,7 @@ def read_manifest(cache: Path, file: str = NAME) -> Manifest:
     """
     content = read_content(cache, file)
     if file == NAME and cache.parent.name == SETS:
-        content = in_force(cache, content)
+        content = _following(cache, content) or content
     try:
         _check_version(cache, content)
         if content.get("kind") == SETS:
@@ -553,13 +543,8 @@ def tags_of(cache: Path) -> Mapping[str, str]:
         return read_manifest(cache).tags
 
 
-def name_of(cache: Path, version: str | None) -> str | None:
-    """Return the name of the generation that a tag names; None for the current generation.
-
-    Raises `UnknownNameError` for an unknown tag.
-    """
-    if version is None:
-        return None
+def name_of(cache: Path, version: str) -> str:
+    """Return the name of the generation of a tag; raises `UnknownNameError` for an unknown one."""
     tags = tags_of(cache)
     if version not in tags:
         raise UnknownNameError(

@@ -13,10 +13,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -65,9 +64,9 @@ from featcache.format.manifest import (
     tags_of,
 )
 from featcache.interface import Ints
-from featcache.reading.containers import NO_ROOTS, Roots, check_roots
+from featcache.reading.containers import check_roots
 from featcache.reading.feature_arrays import Checks, FeatureArrays, arrays_of
-from featcache.reading.generation import Contents, Generation
+from featcache.reading.generation import ALL, Contents, Generation, OpenSettings
 from featcache.reading.verify import all_damage
 
 # Origin of a cache: when and by what it was made, as far as that was recorded.
@@ -310,7 +309,9 @@ def damage_of(opened: Generation, *, arrays: bool, alone: bool = False) -> Itera
     """
     for each in opened.sets.values() or (opened,):
         manifest = replace(each.manifest, previous=None, tags={}) if alone else each.manifest
-        yield from all_damage(each.path, manifest, each.index, arrays=arrays, roots=each.roots)
+        yield from all_damage(
+            each.path, manifest, each.index, arrays=arrays, roots=each.settings.roots
+        )
 
 
 def _manifest(sets: Mapping[str, Generation], rows: int) -> Manifest:
@@ -328,7 +329,8 @@ def _manifest(sets: Mapping[str, Generation], rows: int) -> Manifest:
         {**joined_mapping(made_from), FEATURES: declared},
         generation=sum(one.generation for one in manifests),
         write_id="".join(one.write_id for one in manifests),
-        complete=whole and not any(_lacks_any(each, sets) for each in sets.values()),
+        # nor have other sets utterances that one neither has nor says have failed
+        complete=whole and all({*_missing(each, sets)} <= {*each.failed} for each in sets.values()),
         expected=Expected(max(expected), "") if len(expected) == len(manifests) else None,
         rows=rows,
         dims={name: dims for one in manifests for name, dims in one.dims.items()},
@@ -337,11 +339,6 @@ def _manifest(sets: Mapping[str, Generation], rows: int) -> Manifest:
             name: each for one in manifests[::-1] for name, each in one.annotations.items()
         },
     )
-
-
-def _lacks_any(opened: Generation, sets: Mapping[str, Generation]) -> bool:
-    """Whether other sets have utterances that a set neither has nor says have failed."""
-    return not {*_missing(opened, sets)} <= {*opened.failed}
 
 
 def _missing(opened: Generation, sets: Mapping[str, Generation]) -> list[str]:
@@ -357,7 +354,7 @@ def _arrays(opened: Generation, index: Index) -> dict[str, FeatureArrays]:
     """Return what reads the features of some rows of a set."""
     manifest, containers = opened.manifest, opened.containers
     checks = None
-    if opened.check_reads:
+    if opened.settings.check_reads:
         checks = Checks(opened.path, manifest, index.containers, containers)
     return arrays_of(manifest, index, containers, checks)
 
@@ -371,24 +368,6 @@ def _no_containers() -> ContainerColumns:
 # Opening a cache: a plain one, or feature sets, of which a stale one refuses its features only.
 
 
-class OpenSettings(NamedTuple):
-    """Settings of an opened cache, with which a copy opens it again."""
-
-    mapped: bool = True
-    check_reads: bool = False
-    features: tuple[str, ...] | None = None  # of the sets that are wanted; None: all that are named
-    version: str | None = None  # a tag; None: the current generation
-    names: tuple[str, ...] = ()  # generations that were open before, where they are still there
-    roots: Roots = NO_ROOTS  # places of adopted sources, by key
-
-    @classmethod
-    def of(cls, opened: Generation) -> OpenSettings:
-        """Return the settings with which the same features of the same generation are opened."""
-        features, names = tuple(opened.manifest.features), opened.names
-        return cls(opened.mapped, opened.check_reads, features, opened.version, names, opened.roots)
-
-
-ALL = OpenSettings()
 CachePath = str | PathLike[str]
 
 
@@ -496,21 +475,13 @@ def _of_version(path: Path, sets: dict[str, Path], settings: OpenSettings) -> di
 
 def _open(path: Path, cache_path: Path, settings: OpenSettings) -> Generation:
     name = _generation_of(path, settings)
-    opened = partial(
-        Generation.at,
-        path,
-        mapped=settings.mapped,
-        check_reads=settings.check_reads,
-        roots=settings.roots,
-        cache_path=cache_path,
-        version=settings.version,
-    )
     try:
-        return opened(name=name)
+        return Generation.at(path, settings, name=name, cache_path=cache_path)
     except CacheError:
         if name is None or settings.version is not None or is_of_current_build(path, name):
             raise
-        return opened()  # that of before has gone meanwhile
+        # that of before has gone meanwhile
+        return Generation.at(path, settings, cache_path=cache_path)
 
 
 def _generation_of(path: Path, settings: OpenSettings) -> str | None:

@@ -54,7 +54,7 @@ class StoredArrays:
         self._directory = directory
         self.index = index
         self._coded = {name: feature.codec != RAW for name, feature in features.items()}
-        self._containers = Containers.of(cache / directory, index.containers)
+        self._containers = Containers(cache / directory, index.containers)
 
     def places(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return container and offset of the first bytes of rows; container -1 without bytes."""

@@ -77,7 +77,7 @@ class DeadPart:
             digests=np.zeros(len(paths) * DIGEST_BYTES, np.uint8),
             parts=np.zeros(len(paths), np.int32),
         )
-        self._containers = Containers.of(self.directory, self._columns)
+        self._containers = Containers(self.directory, self._columns)
 
     def holds(self, utterance: Utterance) -> bool:
         """Whether an utterance has all features, with the bytes that the journal says."""

@@ -27,7 +27,7 @@ from featcache.errors import FeatcacheError, NotACacheError
 from featcache.format.feature_sets import set_of
 from featcache.format.manifest import read_building_file
 from featcache.format.part import list_parts
-from featcache.testing.editing import traces_in
+from featcache.testing.contract import traces_in
 
 LONGEST_S = 20.0
 GIVEN = frozenset(range(10))  # the utterances that the stories annotate
@@ -126,7 +126,7 @@ def entry_stamps(
     cache: featcache.Cache, model: Model, wrongs: dict[str, str]
 ) -> Iterator[tuple[int, int]]:
     """Give numbers and entry stamps, and see that the input stamps are those of the numbers."""
-    stamps = cache.opened.stamps
+    stamps = cache.opened.index.stamps
     for number in numbers_in(cache):
         if stamps is None:
             wrongs["wrong"] = "there are no stamps"

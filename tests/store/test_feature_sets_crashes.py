@@ -18,7 +18,7 @@ from store_helpers import FINGERPRINT, id_of, make_cache, two_features
 import featcache
 from featcache import Cache, CacheWriter
 from featcache.format.manifest import NEXT
-from featcache.testing.editing import traces_in
+from featcache.testing.contract import traces_in
 
 Edit = Callable[[Cache], object]
 FIRST = {id_of(number): {"speaker": "anna", "quality": "good"} for number in ALL}

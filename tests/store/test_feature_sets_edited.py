@@ -20,7 +20,7 @@ from featcache.errors import (
     UnknownNameError,
 )
 from featcache.tables.table import FeatureTable
-from featcache.testing.editing import traces_in
+from featcache.testing.contract import traces_in
 
 
 def given(cache: featcache.Cache | FeatureTable, name: str) -> dict[str, object]:

@@ -133,7 +133,7 @@ def test_a_cache_is_pickled_and_copied_by_opening_it_again(tmp_path: Path, mappe
     cache = featcache.open(tmp_path, mapped=mapped)
     cache.read(id_of(1), "fbank")
     for other in (pickle.loads(pickle.dumps(cache)), copy.deepcopy(cache), copy.copy(cache)):  # noqa: S301
-        assert other.opened.mapped == mapped
+        assert other.opened.settings.mapped == mapped
         assert_holds(other, oracle(range(9)))
         other.close()
     assert_holds(cache, oracle(range(9)))

@@ -164,8 +164,8 @@ def test_failed_and_expected_ids_and_stamps_stay(tmp_path: Path) -> None:
     annotate(tmp_path, {id_of(1): {"speaker": "anna"}})
     cache = featcache.open(tmp_path, verify="arrays")
     assert (cache.failed, cache.expected, cache.complete) == (("failed",), 3, False)
-    assert cache.opened.stamps is not None
-    assert cache.opened.stamps.input.tolist() == [5]
+    assert cache.opened.index.stamps is not None
+    assert cache.opened.index.stamps.input.tolist() == [5]
     assert read_manifest(tmp_path).requires_to_write == ("annotations", "stamps")
 
 

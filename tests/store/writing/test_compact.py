@@ -26,7 +26,7 @@ from featcache.container_files import sync_directory
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
 from featcache.format.index import Stamps
 from featcache.format.manifest import PARTS, read_manifest
-from featcache.testing.editing import traces_in
+from featcache.testing.contract import traces_in
 from featcache.writing import compact, part_writer, publish
 from featcache.writing import compact as compacting
 from featcache.writing.open_part import OpenPart
@@ -72,7 +72,7 @@ def test_deleted_bytes_are_gone_and_the_rest_is_as_it_was(path: Path) -> None:
     cache.compact()
     assert not traces_in(path, [*traces_of(GONE), *(id_of(n).encode() for n in (8, 17))])
     check_cache(path, LEFT)
-    stamps = featcache.open(path).opened.stamps
+    stamps = featcache.open(path).opened.index.stamps
     assert stamps is not None
     ids = [int(each.rpartition("-")[2]) + 1 for each in featcache.open(path)]
     assert stamps.input.tolist() == ids
