@@ -262,6 +262,7 @@ class Run:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background of a shell
     if sys.argv[1] == "map":
         plugin, arguments = Map(Path(sys.argv[2])), sys.argv[3:]
     else:
