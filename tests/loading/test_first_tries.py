@@ -99,7 +99,8 @@ def test_a_data_set_is_indexed_like_a_list(cache: featcache.Cache) -> None:
     some: list[Any] = [[0, -1, ids[3]], np.array([0, -1, 3]), torch.tensor([0, -1, 3])]
     for rows in some:
         assert [item["id"] for item in dataset[rows]] == [ids[0], ids[-1], ids[3]]
-    assert dataset[torch.tensor(1)]["id"] == ids[1]
+    one: Any = torch.tensor(1)
+    assert dataset[one]["id"] == ids[1]
     for row in (22, -23):
         with pytest.raises(RowError, match=f"no row {row}: there are 22"):
             dataset[row]

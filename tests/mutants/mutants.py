@@ -33,6 +33,7 @@ PLACES = ("format", "reading", "writing", "tables", "extraction", "staleness", "
 SEED, COUNT = 24, int(os.environ.get("FEATCACHE_MUTANTS", "300"))
 TESTS, TESTS_S, LIMIT_S = 40, 15.0, 60.0  # for one mutant: tests, their seconds, the end
 
+SWAPS: list[tuple[type[ast.AST], type[ast.AST]]]
 SWAPS = [(ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot)]
 SWAPS += [(ast.In, ast.NotIn), (ast.Add, ast.Sub), (ast.Mult, ast.FloorDiv), (ast.And, ast.Or)]
 SWAPS += [(ast.LShift, ast.RShift), (ast.BitAnd, ast.BitOr)]
@@ -193,7 +194,7 @@ class Run:
         for seconds, name in found:
             times[name.partition("[")[0]] += 1
             ranked.append((times[name.partition("[")[0]], seconds, name))
-        chosen, total = [], 0.0
+        chosen, total = list[pytest.Item](), 0.0
         for _, seconds, name in sorted(ranked)[:TESTS]:
             if not chosen or total + seconds <= TESTS_S:
                 chosen.append(items[name])
@@ -263,8 +264,6 @@ class Run:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background of a shell
-    if sys.argv[1] == "map":
-        plugin, arguments = Map(Path(sys.argv[2])), sys.argv[3:]
-    else:
-        plugin, arguments = Run(Path(sys.argv[2]), Path(sys.argv[3])), sys.argv[4:]
+    verb, file, *arguments = sys.argv[1:]
+    plugin = Map(Path(file)) if verb == "map" else Run(Path(file), Path(arguments.pop(0)))
     sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *arguments], plugins=[plugin]))

@@ -59,7 +59,7 @@ def places() -> Iterator[tuple[str, Place]]:
     """Read the places: a line `# name | class whose names are its own | tensors`, then code."""
     text = Path(__file__).with_name("places_of_values.txt").read_text()
     for head, code in re.findall(r"^# (.*)\n((?:[^#].*\n)+)", text, re.MULTILINE):
-        name, base, tensors, *_ = *head.split(" | "), "", ""
+        name, base, tensors = [*head.split(" | "), "", ""][:3]
         if "def make(" not in code:
             code += MAKE_EXTRACTOR if "class Extractor" in code else MAKE_NET
         yield name, Place(code, eval(base or "None"), bool(tensors))  # noqa: S307
