@@ -11,11 +11,7 @@ import torch
 from speechbrain.dataio.dataset import DynamicItemDataset
 
 import featcache
-from featcache.brain import FeatureCacheMixin
-from featcache.extraction.unpad import unpad
-from featcache.storage import FeatureStorage
-from featcache.store import Cache
-from featcache.tables.table import FeatureTable
+from featcache import Cache, FeatureCacheMixin, FeatureStorage, FeatureTable, unpad
 
 HOP = 10
 

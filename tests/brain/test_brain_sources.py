@@ -22,8 +22,8 @@ from speechbrain.dataio.batch import PaddedBatch
 from speechbrain.dataio.sampler import DynamicBatchSampler
 from torch.utils.data import DataLoader, IterableDataset
 
+from featcache import FeatureStorage
 from featcache.errors import ComputeError, DuplicateIdError
-from featcache.storage import FeatureStorage
 
 # Other sources
 

@@ -19,9 +19,8 @@ from brain_helpers import (
     make_dataset,
 )
 
-from featcache.brain import FeatureCacheMixin
+from featcache import FeatureCacheMixin, FeatureStorage
 from featcache.errors import ComputeError, ConfigError, FeatureError
-from featcache.storage import FeatureStorage
 
 # Stopping and going on
 

@@ -29,6 +29,7 @@ from speechbrain.dataio.dataset import DynamicItemDataset
 from torch.utils.data import DataLoader, IterableDataset
 
 import featcache
+from featcache import FeatureStorage, unpad
 from featcache.errors import (
     CacheError,
     CacheLockedError,
@@ -37,8 +38,6 @@ from featcache.errors import (
     CorruptCacheError,
     FeatcacheError,
 )
-from featcache.extraction.unpad import unpad
-from featcache.storage import FeatureStorage
 
 TRAIN, VALID, TEST = sb.Stage.TRAIN, sb.Stage.VALID, sb.Stage.TEST
 
@@ -478,7 +477,7 @@ def test_padding_that_was_left_in_is_warned_of(storage: FeatureStorage) -> None:
 
 
 def test_a_class_that_cannot_compute_says_so(storage: FeatureStorage) -> None:
-    from featcache.brain import FeatureCacheMixin
+    from featcache import FeatureCacheMixin
 
     class Empty(FeatureCacheMixin, sb.Brain):  # type: ignore[misc]
         pass

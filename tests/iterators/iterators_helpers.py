@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache import CacheWriter, FeatureStorageConfig
-from featcache.loading.dataset import FeatureDataset
+from featcache import CacheWriter, FeatureDataset, FeatureStorageConfig
 
 Arrays = dict[str, NDArray[Any]]
 Pairs = dict[str, tuple[str, Arrays]]

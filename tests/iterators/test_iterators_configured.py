@@ -17,12 +17,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from featcache.errors import ConfigError
 from featcache.espnet import (
     ChunkIterFactory,
+    CommonCollateFn,
     MultipleIterFactory,
     SequenceIterFactory,
     ShardedIterFactory,
     build_iter_factory,
 )
-from featcache.espnet.collate import CommonCollateFn
 
 IDS = [f"u{number}" for number in range(12)]
 

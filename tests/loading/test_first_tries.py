@@ -15,7 +15,7 @@ from store_helpers import FINGERPRINT, id_of, make_cache, two_features, write
 from torch.utils.data import DataLoader
 
 import featcache
-from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig
+from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig, FeatureTable
 from featcache.errors import (
     ConfigError,
     IncompleteError,
@@ -24,7 +24,6 @@ from featcache.errors import (
 )
 from featcache.espnet import CategoryChunkIterFactory, ChunkIterFactory
 from featcache.samplers import BucketBatchSampler
-from featcache.tables.table import FeatureTable
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from refusals import check_refused, refusals
 from store_helpers import id_of, make_cache
 
 import featcache
+from featcache import FeatureTable
 from featcache.errors import ConfigError
 from featcache.espnet import build_batch_sampler, build_category_batch_sampler
-from featcache.tables.table import FeatureTable
 
 LENGTHS = [30, 10, 20, 50, 0]
 
