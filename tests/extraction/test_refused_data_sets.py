@@ -13,27 +13,26 @@ import pytest
 import speechbrain as sb
 import torch
 from brain_helpers import (
+    COLLATED,
     Audio,
+    Hidden,
     Recipe,
+    Stream,
     assert_holds,
     expected,
-    failed,
-    failures,
     make_brain,
     make_dataset,
 )
 from parallel_helpers import FEATURES, Numbers, Provider, calls
 from parallel_helpers import extract as extract_numbers
-from speechbrain.dataio.batch import PaddedBatch
 from speechbrain.dataio.dataset import DynamicItemDataset
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 import featcache
 from featcache import FeatureStorage, unpad
 from featcache.errors import (
     CacheError,
     CacheLockedError,
-    ComputeError,
     ConfigError,
     CorruptCacheError,
     FeatcacheError,
@@ -46,30 +45,6 @@ def numbered(start: int, stop: int, audio: Audio | None = None) -> Any:
     """A data set of the utterances from `start` to before `stop`."""
     made = make_dataset(stop, audio)
     return made.filtered_sorted(key_test={"id": lambda id: int(id.rsplit("-", 1)[1]) >= start})
-
-
-class Hidden:
-    """A map-style data set that does not show its ids."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._dataset[index]
-
-
-class Stream(IterableDataset[Any]):
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter([self._dataset[index] for index in range(len(self._dataset))])
-
-
-COLLATED = {"collate_fn": PaddedBatch, "batch_size": 2}
 
 
 # What is given
@@ -184,6 +159,8 @@ def test_hparams_without_a_storage_say_what_they_have(storage: FeatureStorage) -
     ("settings", "parts"),
     [
         ({"on_error": "ignore"}, ("on_error is 'raise' or 'skip', not 'ignore'",)),
+        ({"retries": -1}, ("retries",)),
+        ({"publish_every_s": 0}, ("publish_every_s",)),
         ({"parallel": {"env": "slrum"}}, ("'slrum'", "did you mean 'slurm'")),
         ({"parallel": {"env": "local", "n_worker": 2}}, ("'n_worker'", "n_workers")),
         ({"parallel": {"env": "local", "n_workers": 0}}, ("n_workers", "not 0")),
@@ -411,11 +388,6 @@ def test_whole_numbers_are_ids_of_extract_too(tmp_path: Path) -> None:
     assert sorted(cache, key=int) == [str(number) for number in range(12)]
 
 
-def test_an_id_that_comes_twice_is_named(storage: FeatureStorage) -> None:
-    with pytest.raises(FeatcacheError, match="utterance 'spk/utt-0' was given twice"):
-        make_brain(storage).cache_features(make_dataset().overfit_test(3, 5))
-
-
 # What compute_features returns
 
 
@@ -476,60 +448,7 @@ def test_padding_that_was_left_in_is_warned_of(storage: FeatureStorage) -> None:
     cut.cache_features(make_dataset(8), TEST, loader_kwargs=batches, check=None)
 
 
-def test_a_class_that_cannot_compute_says_so(storage: FeatureStorage) -> None:
-    from featcache import FeatureCacheMixin
-
-    class Empty(FeatureCacheMixin, sb.Brain):  # type: ignore[misc]
-        pass
-
-    with pytest.raises(ComputeError, match=r"Empty has to define compute_features\(batch, stage\)"):
-        make_brain(storage, Empty).cache_features(make_dataset(1))
-
-
 # Runs that fail or are stopped
-
-
-def test_a_stopped_run_says_how_to_go_on(
-    storage: FeatureStorage, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Interrupted(Recipe):
-        def compute_features(self, batch: Any, stage: Any) -> Any:
-            if batch.id == ["spk/utt-1"]:
-                raise KeyboardInterrupt
-            return super().compute_features(batch, stage)
-
-    with pytest.raises(KeyboardInterrupt):
-        make_brain(storage, Interrupted).cache_features(make_dataset(3), check=None)
-    assert "stopped: 1 of 3 utterances is in cache" in caplog.text
-    assert "the same call goes on from there" in caplog.text
-    assert not storage.cache("train").complete
-
-
-def test_a_broken_file_is_named_or_set_aside(
-    storage: FeatureStorage, caplog: pytest.LogCaptureFixture
-) -> None:
-    audio = Audio()
-    audio.missing = {"spk/utt-1"}
-    brain = make_brain(storage)
-    with pytest.raises(
-        ComputeError, match="features of 'spk/utt-1' failed with FileNotFoundError: no audio"
-    ):
-        brain.cache_features(make_dataset(3, audio))
-    cache = brain.cache_features(make_dataset(3, audio), on_error="skip")
-    assert (len(cache), cache.complete, failed(cache)) == (2, True, ["spk/utt-1"])
-    assert "1 utterance failed, see" in caplog.text
-    assert [line["id"] for line in failures(storage)] == ["spk/utt-1"]
-
-
-def test_when_all_fail_it_is_an_error_each_time(storage: FeatureStorage) -> None:
-    brain = make_brain(storage)
-    brain.bad = frozenset(make_dataset(3).data_ids)
-    for _ in range(2):
-        with pytest.raises(ComputeError) as caught:
-            brain.cache_features(make_dataset(3), on_error="skip")
-        says("all 3 utterances failed, see", "work-failures.jsonl", "'spk/utt-0' with ValueError")(
-            caught.value
-        )
 
 
 def test_a_batch_too_large_for_the_memory_is_taken_one_by_one(storage: FeatureStorage) -> None:
