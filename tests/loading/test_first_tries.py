@@ -15,11 +15,10 @@ from store_helpers import FINGERPRINT, id_of, make_cache, two_features, write
 from torch.utils.data import DataLoader
 
 import featcache
-from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig, FeatureTable
+from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig
 from featcache.errors import (
     ConfigError,
     IncompleteError,
-    KeyNotFoundError,
     RowError,
 )
 from featcache.espnet import CategoryChunkIterFactory, ChunkIterFactory
@@ -186,15 +185,6 @@ def test_speechbrain_may_not_share_a_samplers_batches_again(cache: featcache.Cac
     with pytest.raises(ConfigError, match=r"DistributedSamplerWrapper would .* over 2 processes"):
         list(wrapped(2))
     assert len(list(wrapped(1))) == 6  # of 11 batches, as asked for
-
-
-def test_an_unknown_feature_of_a_table_is_named(cache: featcache.Cache) -> None:
-    table = FeatureTable.of(cache)
-    for ask in (table.dims, table.dtype, table.lengths, table.has_frames):
-        with pytest.raises(
-            KeyNotFoundError, match=r"no feature 'fbnk' in cache .*; did you mean 'fbank'"
-        ):
-            ask("fbnk")
 
 
 @pytest.mark.parametrize("factory", [ChunkIterFactory, CategoryChunkIterFactory])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 import shutil
 from collections.abc import Callable
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +85,6 @@ def write(path: Path, array: Any, feature: Any = None, id: Any = "u") -> Any:
 def write_as(path: Path, arrays: Any, *features: str) -> None:
     with CacheWriter(path, [Feature(name) for name in features]) as writer:
         writer.write("u", arrays)
-
-
-def failed_second(path: Path) -> None:
-    with CacheWriter(path, [Feature("f")]) as writer:
-        writer.write("u", {"f": np.ones((3, 2))})
-        writer.write("v", {})
 
 
 def writer_over(path: Path, *made: str) -> Any:
@@ -180,41 +172,6 @@ def test_what_fits_is_stored_and_other_dims_are_refused(tmp_path: Path) -> None:
             writer.write("other", {"f": np.ones((7, 4))})
     cache = opened(tmp_path)
     assert all(np.array_equal(cache.read(id, "f"), ones) for id in cache)
-
-
-def test_any_text_is_an_id(tmp_path: Path) -> None:
-    ids = ["\xfc", "u\u0308", "x" * 70_000, "../..", ".", "a\nb", "A", "a"]
-    with CacheWriter(tmp_path, [Feature("f")]) as writer:
-        for id in ids:
-            writer.write(id, {"f": np.ones((3, 2))})
-    assert sorted(opened(tmp_path)) == sorted(ids)
-
-
-def test_closing_twice_is_harmless_and_an_error_keeps_what_was_written(
-    tmp_path: Path,
-) -> None:
-    closed(tmp_path / "closed").close()
-    with pytest.raises(FeatureError, match="feature 'f' is missing"):
-        failed_second(tmp_path / "cache")
-    cache = opened(tmp_path / "cache")
-    assert (list(cache), cache.complete) == (["u"], False)
-
-
-def test_a_writer_that_is_sent_to_another_process_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(TypeError) as caught:
-        pickle.dumps(closed(tmp_path))
-    for word in ("belongs to its process", str(tmp_path), "extract(parallel=...)"):
-        assert word in str(caught.value)
-
-
-def test_caches_and_what_reads_them_can_be_sent_to_other_processes(tmp_path: Path) -> None:
-    cache = two(tmp_path)
-    loader = featcache.FeatureLoader(cache, batch_size=1)
-    sent = [pickle.loads(pickle.dumps(what)) for what in (cache, FeatureDataset(cache), loader)]  # noqa: S301
-    assert sent[0].read("u", "f").shape == sent[1]["u"]["f"].shape == (5, 3)
-    assert len(list(sent[2])) == 2
-    with get_context("fork").Pool(1) as pool:
-        assert pool.apply(cache.read, ("u", "f")).shape == (5, 3)
 
 
 @pytest.mark.parametrize("file", ["featcache.json", "index-*", "parts/*/f*", "parts/*/part.json"])
