@@ -104,16 +104,3 @@ def test_an_unfinished_cache_says_who_writes_it(tmp_path: Path) -> None:
         with pytest.raises(KeyNotFoundError, match=r"no utterance 'v' in .*it is incomplete"):
             featcache.open(tmp_path)["v"]
     assert len(Loader(tmp_path, batch_size=1)) == 1
-
-
-def test_a_sampler_of_named_utterances_serves_these(tmp_path: Path) -> None:
-    cache = made(tmp_path)
-    wanted = ["u07", "u03", "u11"]
-    sampler = BucketBatchSampler(cache.lengths("f", ids=wanted), ids=wanted, max_frames=40)
-    served = [id for batch in Loader(cache, batch_sampler=sampler) for id in batch["id"]]
-    assert sorted(served) == sorted(wanted)
-
-
-def test_a_bucket_samplers_batches_come_in_another_order_each_epoch(tmp_path: Path) -> None:
-    sampler = BucketBatchSampler(made(tmp_path), max_frames=40)
-    assert len({tuple(map(tuple, sampler)) for _ in range(3)}) == 3

@@ -3,7 +3,8 @@
 `mutants.py map MAP` runs tests once and notes which of them execute each line. `mutants.py run MAP
 LIST` draws mutants by a seed and gives each to the fastest tests that execute its line, in a fork
 in which one function has other code: what runs in new interpreters is not asked. Further arguments
-are pytest's. The list has a line a mutant: place, mistake, and what became of it.
+are pytest's. The list has a line a mutant: place, mistake, and what became of it; those that a list
+of before calls killed are not asked again.
 """
 
 from __future__ import annotations
@@ -214,12 +215,15 @@ class Run:
         for each in gc.get_objects():
             if type(each) is types.FunctionType:
                 known[each.__code__.co_filename, each.__code__.co_qualname].append(each)
+        before = self.list.read_text().splitlines() if self.list.exists() else []
+        killed = dict(line.rsplit(" | ", 1) for line in before if " | killed" in line)
         counts: Counter[str] = Counter()
         with self.list.open("w") as lines:
             for mutant in mutants:
                 tests = self.tests(mutant, items)
                 found = known[str(ROOT / mutant.file), mutant.function]
-                became = self.outcome(mutant, found, tests) if tests and found else "unreached"
+                if not (became := killed.get(mutant.words, "")):
+                    became = self.outcome(mutant, found, tests) if tests and found else "unreached"
                 counts[became.split()[0]] += 1
                 print(f"{mutant.words} | {became}", file=lines, flush=True)
         print(*(f"{count} {became}" for became, count in counts.items()), sep=", ")

@@ -41,7 +41,7 @@ OPENS: list[Callable[[Any], object]] = [
 
 
 @pytest.mark.parametrize("opens", OPENS, ids=["open", "writer", "reader", "mvn"])
-@pytest.mark.parametrize("path", [None, 5, ""])
+@pytest.mark.parametrize("path", [None, 5, "", b"cache", ["cache"], object()])
 def test_what_is_no_path_is_refused(opens: Callable[[Any], object], path: object) -> None:
     with pytest.raises(ConfigError, match="path of a directory, not"):
         opens(path)
