@@ -32,7 +32,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PLACES = ("format", "reading", "writing", "tables", "extraction", "staleness", "store.py")
 SEED, COUNT = 24, int(os.environ.get("FEATCACHE_MUTANTS", "300"))
-TESTS, TESTS_S, LIMIT_S = 40, 15.0, 60.0  # for one mutant: tests, their seconds, the end
+TESTS, TESTS_S, LIMIT_S = 150, 20.0, 90.0  # for one mutant: tests, their seconds, the end
 
 SWAPS: list[tuple[type[ast.AST], type[ast.AST]]]
 SWAPS = [(ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot)]
@@ -183,16 +183,16 @@ class Run:
 
     def tests(self, mutant: Mutant, items: dict[str, pytest.Item]) -> list[pytest.Item]:
         """List the tests of a line: each function once before one twice, the fast ones first."""
-        found = sorted(
-            (seconds, name)
+        found = {
+            name: seconds
             for each in self.maps
             for number in each["lines"].get(mutant.file, {}).get(str(mutant.line), [])
             for name, seconds in [each["tests"][number]]
             if name in items
-        )
+        }
         times: Counter[str] = Counter()
         ranked = []
-        for seconds, name in found:
+        for name, seconds in sorted(found.items(), key=lambda pair: pair[::-1]):
             times[name.partition("[")[0]] += 1
             ranked.append((times[name.partition("[")[0]], seconds, name))
         chosen, total = list[pytest.Item](), 0.0
@@ -224,7 +224,7 @@ class Run:
                 found = known[str(ROOT / mutant.file), mutant.function]
                 if not (became := killed.get(mutant.words, "")):
                     became = self.outcome(mutant, found, tests) if tests and found else "unreached"
-                counts[became.split()[0]] += 1
+                counts[became.split()[0].strip(":")] += 1
                 print(f"{mutant.words} | {became}", file=lines, flush=True)
         print(*(f"{count} {became}" for became, count in counts.items()), sep=", ")
         return True
@@ -233,9 +233,12 @@ class Run:
         """Run tests against a mutant in a fork: what became of it, and the test that noticed."""
         folder = Path(tempfile.mkdtemp())
         if not (child := os.fork()):
-            with contextlib.suppress(BaseException):
+            try:
                 self.in_child(folder, mutant, found, tests)
-            os._exit(0)
+            except Exception as error:  # as of a function that cannot have this code
+                (folder / "said").write_text(f"unreached: {error!r}")
+            finally:
+                os._exit(0)
         end = time.monotonic() + LIMIT_S
         while not (done := os.waitpid(child, os.WNOHANG)[0]) and time.monotonic() < end:
             time.sleep(0.02)
