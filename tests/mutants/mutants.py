@@ -259,9 +259,12 @@ class Run:
         codes = [compile(mutant.source, path, "exec", dont_inherit=True)]
         for code in codes:
             codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
-        (code,) = (each for each in codes if each.co_qualname == mutant.function)
+        same = [each for each in codes if each.co_qualname == mutant.function]  # overloads, setters
+        above = [each for each in same if each.co_firstlineno <= mutant.line]
+        code = max(above, key=lambda each: each.co_firstlineno)
         for function in found:
-            function.__code__ = code
+            if function.__code__.co_firstlineno == code.co_firstlineno:
+                function.__code__ = code
         for item in tests:
             item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
             if self.failed:
