@@ -86,7 +86,7 @@ speed: setup  ## measure eight figures against the commit before, in turns, and 
 	$(BIN)/python benchmarks/speed.py
 
 mutants: setup  ## make small mistakes in the library, 300 of them, and see whether a test notices; half an hour
-	mkdir -p results
+	mkdir -p results && rm -f results/mutants.*
 	$(BIN)/python tests/mutants/mutants.py map results/mutants.json $(NOT_IN_TEST) tests
 	$(BIN)/python tests/mutants/mutants.py run results/mutants.json results/mutants.txt $(NOT_IN_TEST) tests
 
