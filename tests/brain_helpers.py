@@ -140,3 +140,11 @@ class Stream(IterableDataset[Any]):
 
 
 COLLATED: dict[str, Any] = {"collate_fn": PaddedBatch, "batch_size": 2}
+
+
+class EnergyAlone(Recipe):
+    """A second Brain over the same utterances."""
+
+    def compute_features(self, batch: Any, stage: Any) -> Any:
+        frames = batch.sig.data.unfold(1, HOP, HOP)
+        return unpad(batch.id, batch.frames, {"energy": frames.square().sum(dim=2)})
