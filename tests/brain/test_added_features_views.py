@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import speechbrain as sb
-from brain_helpers import HOP, Audio, Recipe, make_brain, make_dataset
+from brain_helpers import HOP, Audio, EnergyAlone, Recipe, make_brain, make_dataset
 from parallel_helpers import LOCAL
 
 import featcache
@@ -27,14 +27,6 @@ class More(Recipe):
         frames = batch.sig.data.unfold(1, HOP, HOP)
         features = {"ssl": self.modules.encoder(frames), "units": frames.sum(dim=2).long()}
         return unpad(batch.id, batch.frames, {**features, "energy": frames.square().sum(dim=2)})
-
-
-class EnergyAlone(Recipe):
-    """A second Brain over the same utterances."""
-
-    def compute_features(self, batch: Any, stage: Any) -> Any:
-        frames = batch.sig.data.unfold(1, HOP, HOP)
-        return unpad(batch.id, batch.frames, {"energy": frames.square().sum(dim=2)})
 
 
 def described(utterances: int = 10, audio: Any = None, word: str = "word") -> Any:

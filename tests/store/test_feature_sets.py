@@ -26,7 +26,7 @@ from store_helpers import (
 )
 
 import featcache
-from featcache import CacheWriter, FeatureReader, FeatureStorage, FeatureStorageConfig
+from featcache import CacheWriter, FeatureReader, FeatureStorage, FeatureStorageConfig, FeatureTable
 from featcache.errors import (
     CacheError,
     ConfigError,
@@ -36,7 +36,6 @@ from featcache.errors import (
     StaleCacheError,
 )
 from featcache.format.manifest import NAME, read_manifest
-from featcache.tables.table import FeatureTable
 from featcache.writing.part_writer import PartWriter
 
 PITCH = FeatureStorageConfig("pitch", backend="hdf5", stats=False)

@@ -10,7 +10,7 @@ from feature_set_helpers import ALL, ENERGY, add, both, energy_of
 from store_helpers import FINGERPRINT, arrays_of, assert_holds, id_of, make_cache
 
 import featcache
-from featcache import CacheWriter, FeatureStorageConfig
+from featcache import CacheWriter, FeatureStorageConfig, FeatureTable
 from featcache.errors import (
     CacheError,
     CacheLockedError,
@@ -19,7 +19,6 @@ from featcache.errors import (
     KeyNotFoundError,
     UnknownNameError,
 )
-from featcache.tables.table import FeatureTable
 from featcache.testing.contract import traces_in
 
 

@@ -158,13 +158,3 @@ def test_hundreds_of_features_need_few_open_files(tmp_path: Path) -> None:
 def test_a_fingerprint_that_is_no_dict_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the fingerprint is a dict .* not 'v1'"):
         CacheWriter(tmp_path, FEATURES, "v1")  # type: ignore[arg-type]
-
-
-def test_a_second_writer_of_the_same_process_is_told_so(tmp_path: Path) -> None:
-    with (
-        CacheWriter(tmp_path, FEATURES),
-        pytest.raises(
-            featcache.errors.CacheLockedError, match="which is this one: close the other writer"
-        ),
-    ):
-        CacheWriter(tmp_path, FEATURES)
