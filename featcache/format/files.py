@@ -398,6 +398,7 @@ def natural(number: object, most: int = (1 << 63) - 1) -> int:
 
 # types of fields, for `read_as`
 Name = Annotated[str, partial(within, depth=1)]  # can be that of a file
+NameOrNone = Annotated[str, lambda path: path if path == "" else within(path, depth=1)]
 FilePath = Annotated[str, within]
 Counter = Annotated[int, partial(natural, most=10**12)]  # can be counted up
 

@@ -202,6 +202,17 @@ class Index:
     annotations: Mapping[str, str] = field(default_factory=dict)
     ids_digest: str = ""  # of the columns of the ids; empty where it is not known
 
+    @classmethod
+    def empty(cls, declared: Mapping[str, Mapping[str, Any]]) -> Index:
+        """Return the index of no utterances of features that are declared so."""
+        none, hashes, numbers = np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, np.int32)
+        columns = FeatureColumns(none, hashes, np.zeros(1, np.int64), numbers, none, none)
+        containers = ContainerColumns(Strings.of([]), none, np.empty(0, np.uint8), numbers)
+        stats = {name: FeatureStats.empty(()) for name, each in declared.items() if each["stats"]}
+        return cls(
+            hashes, none, Strings.of([]), dict.fromkeys(declared, columns), containers, stats
+        )
+
     def __len__(self) -> int:
         return len(self.hashes)
 

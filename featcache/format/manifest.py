@@ -33,6 +33,7 @@ from featcache.format.files import (
     Counter,
     FilePath,
     Name,
+    NameOrNone,
     digest,
     natural,
     newer,
@@ -251,7 +252,7 @@ class Manifest:
     generation: Counter = 0
     write_id: str = ""  # random at each write of the file, so that a writer recognises its own
     previous: Name | None = None  # name of the generation before
-    index: Name = ""  # the file of this generation's columns
+    index: NameOrNone = ""  # the file of this generation's columns; "": nothing was published yet
     index_digest: str = ""
     build: Counter = 1  # counts up with each overwrite
     # the build that writers add parts to; an overwrite under way is ahead of `build`

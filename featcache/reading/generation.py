@@ -48,13 +48,16 @@ def _manifest_of(path: Path, name: str | None) -> Manifest:
 
 def opened_columns(
     path: Path, mapped: bool, checked: bool, name: str | None
-) -> tuple[Manifest, Index, Strings, ColumnFile]:
+) -> tuple[Manifest, Index, Strings, ColumnFile | None]:
     """Read manifest, index and failed ids, while others may publish.
 
     The file of columns comes, too: those of annotations are taken out of it when they are needed.
-    With `checked`, all of the index is compared with its checksums.
+    With `checked`, all of the index is compared with its checksums. None where nothing was
+    published yet.
     """
     manifest = _manifest_of(path, name)
+    if not (manifest.index or manifest.rows or manifest.annotations):
+        return manifest, Index.empty(manifest.features), Strings.of([]), None
     while True:
         try:
             file = ColumnFile(path, manifest.index, mapped=mapped, expected=manifest.index_digest)
@@ -171,7 +174,8 @@ class Generation:
         path: the directory of its files: the cache's, or that of a feature set.
         contents: its rows.
         containers: the bytes of their arrays.
-        file: the columns of the index, where annotations are; None for feature sets.
+        file: the columns of the index, where annotations are; None for feature sets, and where
+            nothing was published yet.
         mapped: index and containers are mapped into memory.
         check_reads: arrays are compared with their checksums when they are read.
         roots: places of adopted sources by key, where they are not what the cache knows.

@@ -42,14 +42,7 @@ from featcache.format.fingerprint import (
     differences,
     digest_of_canonical,
 )
-from featcache.format.index import (
-    ContainerColumns,
-    Index,
-    common_rows,
-    have_same_ids,
-    rows_of_ids,
-    some_rows,
-)
+from featcache.format.index import Index, common_rows, have_same_ids, rows_of_ids, some_rows
 from featcache.format.lock import holder, holder_text, is_locked
 from featcache.format.manifest import (
     ADOPTED,
@@ -267,7 +260,7 @@ def join_sets(sets: Mapping[str, Generation]) -> Contents:
     index = replace(
         indexes[0],
         features={name: columns for each in indexes for name, columns in each.features.items()},
-        containers=_no_containers(),
+        containers=Index.empty({}).containers,
         stats={name: stats for each in indexes for name, stats in each.stats.items()},
         stamps=None,
         annotations={},  # which are those of the sets
@@ -360,12 +353,6 @@ def _arrays(opened: Generation, index: Index) -> dict[str, FeatureArrays]:
     if opened.check_reads:
         checks = Checks(opened.path, manifest, index.containers, containers)
     return arrays_of(manifest, index, containers, checks)
-
-
-def _no_containers() -> ContainerColumns:
-    nothing = np.empty(0, np.int64)
-    parts = np.empty(0, np.int32)
-    return ContainerColumns(Strings.of([]), nothing, np.empty(0, np.uint8), parts)
 
 
 # Opening a cache: a plain one, or feature sets, of which a stale one refuses its features only.

@@ -359,7 +359,7 @@ def tag(cache: Path, name: str, generations: Collection[str]) -> None:
             held: generation
             for held in places
             for generation in generations
-            if generation == held.manifest.name or _is_whole(held.path, generation)
+            if generation and (generation == held.manifest.name or _is_whole(held.path, generation))
         }
         for held in places:
             known = held.manifest.tags.get(name)

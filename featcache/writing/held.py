@@ -197,8 +197,11 @@ class HeldCache:
         return parts
 
     def is_published(self) -> bool:
-        """Whether the current generation is of exactly the parts that are sealed."""
-        return {each.entry.name for each in self.sealed()} == self.published
+        """Whether there is a generation, and of exactly the parts that are sealed."""
+        return (
+            bool(self.manifest.index)
+            and {each.entry.name for each in self.sealed()} == self.published
+        )
 
     @property
     def published(self) -> set[str]:

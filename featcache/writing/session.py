@@ -271,9 +271,8 @@ def _start_new(held: HeldCache, content: Mapping[str, object]) -> None:
     held.begin(fresh)
     parts = (find_tombstones(path, each, fresh) for each in held.sealed())
     deleted = tuple(part.entry for part in parts if part.entry.tombstones)
-    held.begin(replace(fresh, building_parts=deleted))
     (path / PARTS).mkdir(exist_ok=True)  # so that its name is durable with the manifest's
-    publish(held, ExpectedIds(complete=False))
+    held.write(replace(fresh, building_parts=deleted))
 
 
 def _cure(before: Manifest, content: Mapping[str, Any], changed: Sequence[Difference]) -> str:
