@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Self
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import (
     CacheError,
-    ConfigError,
     CorruptCacheError,
     NotACacheError,
     StaleCacheError,
@@ -30,7 +29,7 @@ from featcache.format.fingerprint import (
     differences,
 )
 from featcache.format.index import Stamps
-from featcache.format.manifest import ADOPTED, NAME, FeatureSetsError, Manifest
+from featcache.format.manifest import ADOPTED, NAME, Manifest
 from featcache.format.part import committed_builds
 from featcache.interface import Array
 from featcache.lazy.arguments import Call
@@ -165,7 +164,7 @@ def accept_if_same(
     with reading(place):
         try:
             generation = Generation.at(place)
-        except (NotACacheError, FeatureSetsError):
+        except NotACacheError:
             return
         manifest = generation.manifest
         changed = changed_since(manifest, features, made_from())
@@ -267,11 +266,6 @@ class LiveCache:
         with reading(place):
             try:
                 generation = Generation.at(place)
-            except FeatureSetsError as error:
-                raise ConfigError(
-                    f"cache {str(path)!r} has feature sets, none of them with {names[0]!r}; give "
-                    "the function a directory of its own"
-                ) from error
             except NotACacheError:
                 return None
             manifest = generation.manifest

@@ -38,16 +38,16 @@ from featcache.stats import FeatureStats
 # Manifest and columns of a generation, read while others may publish.
 
 
-def _manifest_of(path: Path, name: str | None) -> Manifest:
+def _manifest_of(path: Path, name: str | None, current: Manifest | None = None) -> Manifest:
     """Read the manifest of a generation; that of the current one is what counts of it."""
-    current = read_manifest(path)
+    current = current or read_manifest(path)
     if name is None or name == current.name:
         return current
     return read_manifest(path, manifest_file(name))
 
 
 def opened_columns(
-    path: Path, mapped: bool, checked: bool, name: str | None
+    path: Path, mapped: bool, checked: bool, name: str | None, current: Manifest | None
 ) -> tuple[Manifest, Index, Strings, ColumnFile | None]:
     """Read manifest, index and failed ids, while others may publish.
 
@@ -55,7 +55,7 @@ def opened_columns(
     With `checked`, all of the index is compared with its checksums. None where nothing was
     published yet.
     """
-    manifest = _manifest_of(path, name)
+    manifest = _manifest_of(path, name, current)
     if not (manifest.index or manifest.rows or manifest.annotations):
         return manifest, Index.empty(manifest.features), Strings.of([]), None
     while True:
@@ -225,12 +225,14 @@ class Generation:
         roots: Roots = NO_ROOTS,
         cache_path: Path | None = None,
         version: str | None = None,
+        current: Manifest | None = None,
     ) -> Generation:
-        """Open the current generation of a plain cache or a feature set, or that of a `name`.
+        """Open the current generation of a cache, or of a feature set, or that of a `name`.
 
-        With `check_reads` the index is compared with its checksums now.
+        With `check_reads` the index is compared with its checksums now. `current` is the manifest,
+        where it was read a moment ago.
         """
-        manifest, index, failed, file = opened_columns(path, mapped, check_reads, name)
+        manifest, index, failed, file = opened_columns(path, mapped, check_reads, name, current)
         columns = index.containers
         adopted = AdoptedFiles.of(path, manifest.parts, columns, roots)
         containers = Containers.of(path, columns, mapped, adopted, check_reads)
@@ -408,8 +410,10 @@ class Generation:
     def written_since(self, advice: str = "refresh() it, or open it again") -> str:
         """Say, as the end of a message, that a newer generation is there than the one opened."""
         with suppress(CacheError, OSError):
-            now = {found.name for _, found in stored_sets(self.path)}
-            tagged = {name for _, found in stored_sets(self.path) for name in found.tags.values()}
+            sets = [found for _, found in stored_sets(self.path)] if self.sets else []
+            stored = sets or [read_manifest(self.path)]
+            now = {found.name for found in stored}
+            tagged = {name for found in stored for name in found.tags.values()}
             if now.difference(self.names) and not tagged.issuperset(self.names):
                 return f"; the cache was written on since it was opened: {advice}"
         return ""

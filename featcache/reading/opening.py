@@ -31,7 +31,7 @@ from featcache.errors import (
     nearest,
 )
 from featcache.format.columns import Strings
-from featcache.format.feature_sets import last_edits, set_directories, stored_sets
+from featcache.format.feature_sets import last_edits, set_directories, set_names, stored_sets
 from featcache.format.files import reading
 from featcache.format.fingerprint import (
     ABSENT,
@@ -47,14 +47,15 @@ from featcache.format.lock import holder, holder_text, is_locked
 from featcache.format.manifest import (
     ADOPTED,
     NAME,
+    OWN,
     SETS,
     Expected,
-    FeatureSetsError,
     Manifest,
     is_of_current_build,
     manifest_file,
     name_of,
     read_manifest,
+    set_name,
     tags_of,
 )
 from featcache.interface import Ints
@@ -387,16 +388,16 @@ def open_generation(
     Raises `StaleCacheError` if nothing of it was made from that.
     """
     with reading(path):
-        try:
-            opened = _open(path, path, settings)
-        except FeatureSetsError as found:
-            sets = _open_at_once(path, found.names, settings)
-            _check_roots(path, sets.values(), settings)
-            if len(sets) > 1:
-                return _joined(path, sets, expectation)
-            (opened,) = sets.values()
+        manifest = read_manifest(path)
+        named = set_names(path, manifest)
+        if named is None:
+            sets = {OWN: _open(path, path, settings, manifest)}
         else:
-            _check_roots(path, (opened,), settings)
+            sets = _open_at_once(path, named, settings)
+        _check_roots(path, sets.values(), settings)
+        if len(sets) > 1:
+            return _joined(path, sets, expectation)
+        (opened,) = sets.values()
         if expectation is not None:
             expectation.check(opened)
         return opened
@@ -452,12 +453,12 @@ def _open_sets(path: Path, named: tuple[str, ...], settings: OpenSettings) -> di
     """Open the sets of some features, or all that are named."""
     wanted = set(settings.features or ())
     found = {
-        directory.name: directory
+        set_name(path, directory): directory
         for directory, manifest in stored_sets(path)
         if not wanted.isdisjoint(manifest.features)
     }
     every = set_directories(path, named)
-    sets = found or {name: every[name] for name in named}
+    sets = found or {name: every[name] for name in (OWN, *named)}
     try:
         return _of_version(path, sets, settings)
     except NotACacheError as error:
@@ -478,10 +479,14 @@ def _of_version(path: Path, sets: dict[str, Path], settings: OpenSettings) -> di
                 f"cache {str(path)!r} has no version {settings.version!r}; "
                 f"{nearest(settings.version, known)}"
             )
-    return {name: _open(directory, path, settings) for name, directory in sets.items()}
+    opened = {name: _open(directory, path, settings) for name, directory in sets.items()}
+    # the cache's own are named after their first, too
+    return {next(iter(o.features)) if n == OWN else n: o for n, o in opened.items()}
 
 
-def _open(path: Path, cache_path: Path, settings: OpenSettings) -> Generation:
+def _open(
+    path: Path, cache_path: Path, settings: OpenSettings, current: Manifest | None = None
+) -> Generation:
     name = _generation_of(path, settings)
     opened = partial(
         Generation.at,
@@ -493,7 +498,7 @@ def _open(path: Path, cache_path: Path, settings: OpenSettings) -> Generation:
         version=settings.version,
     )
     try:
-        return opened(name=name)
+        return opened(name=name, current=current)
     except CacheError:
         if name is None or settings.version is not None or is_of_current_build(path, name):
             raise

@@ -60,7 +60,7 @@ from featcache.writing.held import HeldCache, held_to_edit
 from featcache.writing.open_part import Declarations
 from featcache.writing.publish import ExpectedIds, prepared, publish
 from featcache.writing.session import WriteSession
-from featcache.writing.sets import check_none_left, write_together
+from featcache.writing.sets import write_together
 
 # Lines about utterances that are deleted, in files of whoever works in a cache.
 #
@@ -314,9 +314,8 @@ def delete(cache: Path, ids: Iterable[str], roots: Roots = NO_ROOTS) -> None:
 
 def compact(cache: Path, *, drop_tags: bool) -> None:
     """Rewrite what holds deleted utterances, and small parts, as `Cache.compact` says."""
-    directories = _directories(cache)
     with ExitStack() as stack:
-        sessions = [stack.enter_context(_editing(directory)) for directory in directories]
+        sessions = [stack.enter_context(_editing(directory)) for directory in _directories(cache)]
         caches = [session.held for session in sessions]
         tags = {tag for h in caches for tag in refused_tags(h.path, h.manifest, drop_tags)}
         if tags and len(sessions) > 1:  # a version goes with all its sets
@@ -324,8 +323,6 @@ def compact(cache: Path, *, drop_tags: bool) -> None:
             write_together(cache, {held: _untagged(held.manifest, tags) for held in having})
         for session in sessions:
             compact_parts(session.held, session.features)
-    if cache not in directories:
-        check_none_left(cache)
 
 
 def collect(cache: Path, roots: Roots) -> None:
@@ -400,10 +397,9 @@ def _untagged(manifest: Manifest, names: Collection[str]) -> Manifest:
 
 
 def _directories(cache: Path) -> list[Path]:
-    """Return the directories of all feature sets, also of those not complete; or the cache's."""
+    """Return the directories of all feature sets, also of those that are not complete."""
     with reading(cache):
-        names = set_names(cache)
-        return [cache] if names is None else list(set_directories(cache, names).values())
+        return [*set_directories(cache, set_names(cache) or ()).values()]
 
 
 @contextmanager

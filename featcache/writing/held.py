@@ -15,7 +15,6 @@ from typing import Any, Self
 
 from featcache.container_files import sync_directory
 from featcache.errors import CacheError, CacheLockedError
-from featcache.format.feature_sets import cache_of_set
 from featcache.format.files import explained, remove_unfinished
 from featcache.format.fingerprint import digest_of_canonical
 from featcache.format.index import Index
@@ -26,8 +25,10 @@ from featcache.format.manifest import (
     KEPT_FILE,
     MANIFESTS,
     NAME,
+    OUTER,
     PARTS,
     Manifest,
+    cache_of_set,
     check_writable,
     generation_number,
     kept_manifests,
@@ -86,9 +87,9 @@ class HeldCache:
         # last, as an interrupt (Ctrl-C) behind it would leave it held
         self._lock = WriterLock(path, patience_s)
         try:
-            outer = cache_of_set(path)
-            if outer is not None:  # who named the set may have been killed before that was durable
-                sync_directory(outer)
+            outer = (cache_of_set(path) or path) / OUTER
+            if outer.exists():  # who wrote it may have been killed before that was durable
+                sync_directory(outer.parent)
             settle(path)
         except BaseException:
             self.release()

@@ -65,8 +65,8 @@ class PartsUnderWay:
     def start(self, features: Declarations, header: Header) -> OpenPart:
         """Open a part; in the thread of the one who writes, who is told what library is missing.
 
-        Raises `CacheError` where nobody would have it: the cache was overwritten meanwhile, has
-        become a feature set, or is gone.
+        Raises `CacheError` where nobody would have it: the cache was overwritten meanwhile, or is
+        gone.
         """
         with explained(self._cache, self.kept):
             if self._held is None:  # who made it may have been killed before its names were durable

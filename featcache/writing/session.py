@@ -23,7 +23,9 @@ from featcache.format.index import StampColumns, Stamps
 from featcache.format.manifest import (
     ADOPTED,
     NAME,
+    OUTER,
     PARTS,
+    SETS,
     BuildState,
     Manifest,
     check_writable,
@@ -267,7 +269,10 @@ def _start_new(held: HeldCache, content: Mapping[str, object]) -> None:
             f"{str(path / PARTS)!r}"
         )
     build = builds.get(made_of, 1)
-    fresh = Manifest(content, build=build, building=build, building_fingerprint=made_of)
+    requires = (SETS,) if (path / OUTER).exists() else ()
+    fresh = Manifest(
+        content, build=build, building=build, building_fingerprint=made_of, requires=requires
+    )
     held.begin(fresh)
     parts = (find_tombstones(path, each, fresh) for each in held.sealed())
     deleted = tuple(part.entry for part in parts if part.entry.tombstones)
