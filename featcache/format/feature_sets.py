@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from featcache.errors import CorruptCacheError, NotACacheError
+from featcache.errors import CorruptCacheError
 from featcache.format.files import (
     NOT_AS_WRITTEN,
     Name,
@@ -88,12 +88,14 @@ def stored_sets(cache: Path) -> Iterator[tuple[Path, Manifest]]:
     features that one before it has.
     """
     named: tuple[str, ...] = ()
-    with contextlib.suppress(NotACacheError, OSError):
-        named = set_names(cache) or ()
+    read: dict[Path, Manifest] = {}
+    with contextlib.suppress(OSError):
+        read[cache] = read_manifest(cache)
+        named = set_names(cache, read[cache]) or ()
     seen: set[str] = set()
     for directory in set_directories(cache, named).values():
-        with contextlib.suppress(NotACacheError, OSError):
-            manifest = read_manifest(directory)
+        with contextlib.suppress(OSError):
+            manifest = read.get(directory) or read_manifest(directory)
             if seen.isdisjoint(manifest.features):
                 seen.update(manifest.features)
                 yield directory, manifest
@@ -101,7 +103,8 @@ def stored_sets(cache: Path) -> Iterator[tuple[Path, Manifest]]:
 
 def features_beside(directory: Path) -> set[str]:
     """Return the features of the other sets of the cache that a directory is a set of."""
-    others = stored_sets(cache_of_set(directory) or directory)
+    cache = cache_of_set(directory) or directory
+    others = stored_sets(cache) if (cache / SETS).is_dir() else ()
     return {name for other, each in others if other != directory for name in each.features}
 
 

@@ -444,6 +444,8 @@ def read_manifest(cache: Path, file: str = NAME) -> Manifest:
             content = in_force(cache, content)
         _check_version(cache, content)
         if content.get("kind") == SETS:
+            if cache.name != SETS:
+                raise FormatVersionError(f"cache {str(cache)!r} {_BEFORE}")
             raise NotACacheError(
                 f"{str(cache / file)!r} names the feature sets of a cache, {str(cache.parent)!r}"
             )

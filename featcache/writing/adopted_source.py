@@ -29,7 +29,7 @@ from featcache.reading.containers import read_roots, write_root
 from featcache.writing.compact import seal_adopted
 from featcache.writing.held import HeldCache
 from featcache.writing.open_part import Declarations
-from featcache.writing.session import WriteSession
+from featcache.writing.session import session_of
 from featcache.writing.sets import directory_to_write
 
 
@@ -59,21 +59,16 @@ def publish_adopted(
             f"cache {str(directory)!r} holds something already; give another directory, or "
             "overwrite=True to replace it"
         )
-    with explained(directory, lambda: "the source is as it was"):
-        owner = _Owner()
-        session = WriteSession(owner, directory, features, {ADOPTED: source.kind}, overwrite)
-        try:
-            key = _key_of((directory, *(each for each, _ in stored_sets(cache))), source)
-            write_root(directory, key, source.root)
-            header = _header_for(session.held, found)
-            seal_adopted(directory, header, Adopted(key, False), index, annotations)
-            session.close(True, publish=True)
-        finally:
-            session.close(False, publish=False)
-
-
-class _Owner:
-    """The call, which a session belongs to until it ends."""
+    made_from = {ADOPTED: source.kind}
+    with (
+        explained(directory, lambda: "the source is as it was"),
+        session_of(directory, features, made_from, overwrite=overwrite) as session,
+    ):
+        key = _key_of((directory, *(each for each, _ in stored_sets(cache))), source)
+        write_root(directory, key, source.root)
+        header = _header_for(session.held, found)
+        seal_adopted(directory, header, Adopted(key, False), index, annotations)
+        session.close(True, publish=True)
 
 
 def _rows_in(cache: Path) -> int:

@@ -59,7 +59,7 @@ from featcache.writing.compact import compact as compact_parts
 from featcache.writing.held import HeldCache, held_to_edit
 from featcache.writing.open_part import Declarations
 from featcache.writing.publish import ExpectedIds, prepared, publish
-from featcache.writing.session import WriteSession
+from featcache.writing.session import WriteSession, session_of
 from featcache.writing.sets import write_together
 
 # Lines about utterances that are deleted, in files of whoever works in a cache.
@@ -416,17 +416,11 @@ def _editing(cache: Path) -> Iterator[WriteSession]:
         name: FeatureStorageConfig.from_json(each) for name, each in manifest.features.items()
     }
     made_from = {key: each for key, each in manifest.fingerprint.items() if key != "features"}
-    owner = _Owner()
-    session = WriteSession(owner, cache, declared, made_from, False)
-    try:
-        with explained(cache, lambda: "what is published stays as it is"):
-            yield session
-    finally:
-        session.close(False, publish=False)
-
-
-class _Owner:
-    """An edit, which a session belongs to until it ends."""
+    with (
+        session_of(cache, declared, made_from) as session,
+        explained(cache, lambda: "what is published stays as it is"),
+    ):
+        yield session
 
 
 def _is_whole(cache: Path, generation: str) -> bool:

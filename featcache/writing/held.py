@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from featcache.container_files import sync_directory
 from featcache.errors import CacheError, CacheLockedError
@@ -19,7 +19,7 @@ from featcache.format.files import explained, remove_unfinished
 from featcache.format.fingerprint import digest_of_canonical
 from featcache.format.index import Index
 from featcache.format.journal import Header, read_journal
-from featcache.format.lock import WriterLock
+from featcache.format.lock import Held, WriterLock
 from featcache.format.manifest import (
     INDEX,
     KEPT_FILE,
@@ -57,8 +57,8 @@ def held_to_edit(cache: Path, patience_s: float = 0.0) -> Iterator[HeldCache]:
         yield held
 
 
-class HeldCache:
-    """A cache, or a feature set, whose lock is held; a `with` block lets go.
+class HeldCache(Held):
+    """A cache, or a feature set, whose lock is held.
 
     Nobody else changes the manifest meanwhile, and a sealed part stays as it is, so each is read
     once. Writers of parts may seal more at any time: whoever lists the parts comes to see these.
@@ -98,19 +98,6 @@ class HeldCache:
     def release(self) -> None:
         """Release the cache; harmless the second time."""
         self._lock.release()
-
-    def __enter__(self) -> Self:
-        try:
-            return self
-        except BaseException:
-            self.release()
-            raise
-
-    def __exit__(self, *error: object) -> None:
-        try:  # twice, as the lock itself does
-            self.release()
-        finally:
-            self.release()
 
     @property
     def manifest(self) -> Manifest:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,27 @@ class WriteSession:
         if self.parts.closed:  # not in a process that was forked
             self.held.release()
             self._forget()
+
+
+class _Call:
+    """A call, which a session belongs to until it ends."""
+
+
+@contextmanager
+def session_of(
+    path: Path,
+    features: Declarations,
+    fingerprint: Mapping[str, object],
+    *,
+    overwrite: bool = False,
+) -> Iterator[WriteSession]:
+    """Yield the session of a call, which ends with it; what was not published by then is not."""
+    call = _Call()
+    session = WriteSession(call, path, features, fingerprint, overwrite)
+    try:
+        yield session
+    finally:
+        session.close(False, publish=False)
 
 
 def start(held: HeldCache, content: Mapping[str, Any], overwrite: bool) -> None:
