@@ -62,12 +62,7 @@ PROBE_ROLE = "probe"
 
 
 def kept_probe(
-    to: Destination,
-    fingerprint: Mapping[str, object],
-    seed: int,
-    *,
-    resume: bool,
-    overwrite: bool,
+    to: Destination, fingerprint: Mapping[str, object], seed: int, *, resume: bool, overwrite: bool
 ) -> Probe | None:
     """Return the probe of what a run will go on with; None if it begins anew, or none was kept."""
     try:

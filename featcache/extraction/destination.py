@@ -14,16 +14,8 @@ from typing import Self, TypeVar
 import numpy as np
 
 from featcache.declaration import FeatureStorageConfig
-from featcache.errors import (
-    CacheError,
-    CacheLockedError,
-    NotACacheError,
-    StaleCacheError,
-    describe,
-)
-from featcache.extraction.changed_inputs import (
-    rows_of,
-)
+from featcache.errors import CacheError, CacheLockedError, NotACacheError, StaleCacheError, describe
+from featcache.extraction.changed_inputs import rows_of
 from featcache.extraction.datasets import named
 from featcache.format.feature_sets import stored_sets
 from featcache.format.fingerprint import cache_fingerprint, differences

@@ -428,11 +428,7 @@ def _compute(
 
 
 def _publish(
-    run: Run,
-    here: _Open | None,
-    failures: Sequence[Failure],
-    outcome: Outcome,
-    interrupted: bool,
+    run: Run, here: _Open | None, failures: Sequence[Failure], outcome: Outcome, interrupted: bool
 ) -> None:
     """On rank 0, gather what all have written, those that died included, and publish it.
 

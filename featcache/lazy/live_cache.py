@@ -11,12 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from featcache.declaration import FeatureStorageConfig
-from featcache.errors import (
-    CacheError,
-    CorruptCacheError,
-    NotACacheError,
-    StaleCacheError,
-)
+from featcache.errors import CacheError, CorruptCacheError, NotACacheError, StaleCacheError
 from featcache.extraction.checking import RunRecord, are_code_or_settings
 from featcache.extraction.destination import is_refused
 from featcache.format.feature_sets import set_of
@@ -121,11 +116,7 @@ CURE = "remove it to compute everything again, or give another directory"
 
 
 def stale(
-    path: Path,
-    manifest: Manifest,
-    changed: Sequence[Difference],
-    record: RunRecord,
-    why: str = "",
+    path: Path, manifest: Manifest, changed: Sequence[Difference], record: RunRecord, why: str = ""
 ) -> StaleCacheError:
     """Return the error of a cache that differs from what is declared now."""
     told = [*map(str, changed), *record.since()]
@@ -251,11 +242,7 @@ class LiveCache:
 
     @classmethod
     def opened(
-        cls,
-        path: Path,
-        names: Sequence[str],
-        features: Features | None,
-        made_from: MadeFrom,
+        cls, path: Path, names: Sequence[str], features: Features | None, made_from: MadeFrom
     ) -> Self | None:
         """Open a cache; None if there is none, or one without anything, made from something else.
 

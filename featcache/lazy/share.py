@@ -510,11 +510,7 @@ class Share:
                 self._claims.give_up(*durable)
 
     def _add(
-        self,
-        call: Call,
-        arrays: Mapping[str, ArrayLike],
-        read: Mapping[str, Array],
-        stamps: Stamps,
+        self, call: Call, arrays: Mapping[str, ArrayLike], read: Mapping[str, Array], stamps: Stamps
     ) -> list[str]:
         """Store an utterance in the own part; returns ids of those that have become durable."""
         self._filling.check_open()
@@ -632,11 +628,7 @@ class _OwnPart:
         self._numbers: deque[tuple[int, str]] = deque()  # of these, among the writer's utterances
 
     def add(
-        self,
-        id: str,
-        arrays: Mapping[str, ArrayLike],
-        read: Mapping[str, Array],
-        stamps: Stamps,
+        self, id: str, arrays: Mapping[str, ArrayLike], read: Mapping[str, Array], stamps: Stamps
     ) -> list[str]:
         """Store an utterance; returns ids of those that have become durable."""
         durable: list[str] = []

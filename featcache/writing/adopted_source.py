@@ -16,13 +16,7 @@ from featcache.format.annotations import Values, check_annotations, kinds_of
 from featcache.format.columns import Strings
 from featcache.format.feature_sets import stored_sets
 from featcache.format.files import explained
-from featcache.format.index import (
-    DIGEST_BYTES,
-    ContainerColumns,
-    FeatureColumns,
-    Index,
-    hash_of,
-)
+from featcache.format.index import DIGEST_BYTES, ContainerColumns, FeatureColumns, Index, hash_of
 from featcache.format.journal import Header
 from featcache.format.manifest import ADOPTED, Adopted, read_manifest
 from featcache.reading.containers import read_roots, write_root

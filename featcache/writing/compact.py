@@ -46,14 +46,7 @@ from featcache.format.part import (
 from featcache.interface import Ints
 from featcache.reading.generation import Generation
 from featcache.writing.changes import Changes
-from featcache.writing.copies import (
-    FANOUT,
-    LARGE,
-    CopySource,
-    StoredArrays,
-    copy_rows,
-    fullness,
-)
+from featcache.writing.copies import FANOUT, LARGE, CopySource, StoredArrays, copy_rows, fullness
 from featcache.writing.free_space import check_free, margin
 from featcache.writing.held import HeldCache
 from featcache.writing.open_part import Declarations, page_columns, write_seal

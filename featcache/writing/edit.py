@@ -29,13 +29,7 @@ from featcache.errors import (
 )
 from featcache.format.feature_sets import set_directories, set_names
 from featcache.format.files import explained, from_storage, reading, write_durably
-from featcache.format.index import (
-    FeatureColumns,
-    Index,
-    container_digest,
-    page_count,
-    pages_of,
-)
+from featcache.format.index import FeatureColumns, Index, container_digest, page_count, pages_of
 from featcache.format.manifest import (
     PARTS,
     BuildState,

@@ -10,12 +10,7 @@ from pathlib import Path
 
 from featcache.errors import ConfigError, NotACacheError
 from featcache.format.feature_sets import last_edits, set_names, stored_sets, write_outer
-from featcache.format.files import (
-    check_own_directory,
-    explained,
-    make_directory,
-    remove_unfinished,
-)
+from featcache.format.files import check_own_directory, explained, make_directory, remove_unfinished
 from featcache.format.lock import HOLDER, WriterLock
 from featcache.format.manifest import (
     INDEX,
