@@ -336,8 +336,7 @@ class Checking:
                 self._accept()
                 return
             # one that nobody here may write to is read as what it was made from
-            made_from = read_manifest(self._to.path).fingerprint
-            self.fingerprint = {key: made_from[key] for key in made_from if key != "features"}
+            self.fingerprint = read_manifest(self._to.path).made_from
 
     def admit(
         self, changed: Sequence[str], stored: Cache | CacheWriter, *, overwrite: bool = False

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from featcache.container_files import sync_directory
-from featcache.declaration import DTYPES, KEYS, FrameTimes
+from featcache.declaration import DTYPES, KEYS, FeatureStorageConfig, FrameTimes
 from featcache.errors import (
     CorruptCacheError,
     FormatVersionError,
@@ -299,6 +299,16 @@ class Manifest:
     def features(self) -> dict[str, dict[str, Any]]:
         """The features' declarations, by name, as `FeatureStorageConfig.to_json` gives them."""
         return cast(dict[str, dict[str, Any]], self.fingerprint["features"])
+
+    @property
+    def declared(self) -> dict[str, FeatureStorageConfig]:
+        """The features' declarations, by name."""
+        return {name: FeatureStorageConfig.from_json(each) for name, each in self.features.items()}
+
+    @property
+    def made_from(self) -> dict[str, Any]:
+        """The fingerprint without the declarations."""
+        return {key: each for key, each in self.fingerprint.items() if key != "features"}
 
     def is_building(self, build: int, fingerprint: str) -> bool:
         """Whether a part is of the build that writers add parts to."""

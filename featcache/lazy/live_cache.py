@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CacheError, CorruptCacheError, NotACacheError, StaleCacheError
 from featcache.extraction.checking import RunRecord, are_code_or_settings
 from featcache.extraction.destination import is_refused
@@ -169,7 +168,7 @@ def accept_if_same(
             results = _compared(generation, id, compute(), refused).to_json()
     of_now = {**made_from(), **({} if results is None else {"results": results})}
     try:
-        accept(place, _declared(manifest), of_now, patience_s=_PATIENCE_S)
+        accept(place, manifest.declared, of_now, patience_s=_PATIENCE_S)
     except OSError as error:
         if is_asked or not is_refused(error):
             raise
@@ -180,7 +179,7 @@ def accept_if_same(
 def _compared(
     generation: Generation, id: str, value: object, refused: Callable[[str], StaleCacheError]
 ) -> Results:
-    manifest, declared = generation.manifest, _declared(generation.manifest)
+    manifest, declared = generation.manifest, generation.manifest.declared
     row = generation.index.find(id)
     if row < 0:
         other = generation.index.id(0)
@@ -197,11 +196,6 @@ def _compared(
         if stored.shape != now.shape or stored.tobytes() != now.tobytes():
             raise refused(f"utterance {id!r}, feature {name!r}: computed now it is another one")
     return results
-
-
-def _declared(manifest: Manifest) -> dict[str, FeatureStorageConfig]:
-    declared = manifest.features.items()
-    return {name: FeatureStorageConfig.from_json(each) for name, each in declared}
 
 
 # A cache that others are filling: what is published, and what lies in parts beside it.
@@ -225,10 +219,7 @@ class LiveCache:
     def __init__(self, path: Path, generation: Generation) -> None:
         manifest = generation.manifest
         self.path = path
-        declared = manifest.features.items()
-        self.features: Features = {
-            name: FeatureStorageConfig.from_json(each) for name, each in declared
-        }
+        self.features: Features = manifest.declared
         made_from = manifest.fingerprint
         self.results = Results.from_json(made_from.get("results"), list(self.features))
         self.has_form = made_from.get("results") is not None

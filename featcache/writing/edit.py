@@ -17,7 +17,6 @@ import xxhash
 
 from featcache._checks import are_listed
 from featcache.container_files import PAGE_BYTES, Pages
-from featcache.declaration import FeatureStorageConfig
 from featcache.errors import (
     CacheError,
     ConfigError,
@@ -406,12 +405,8 @@ def _editing(cache: Path) -> Iterator[WriteSession]:
             f"cache {str(cache)!r} is being overwritten: finish that (overwrite=True, with what it "
             "is made from), or give it up by opening a CacheWriter without overwrite"
         )
-    declared = {
-        name: FeatureStorageConfig.from_json(each) for name, each in manifest.features.items()
-    }
-    made_from = {key: each for key, each in manifest.fingerprint.items() if key != "features"}
     with (
-        session_of(cache, declared, made_from) as session,
+        session_of(cache, manifest.declared, manifest.made_from) as session,
         explained(cache, lambda: "what is published stays as it is"),
     ):
         yield session
@@ -443,17 +438,12 @@ def _probes(held: HeldCache, ids: Collection[str]) -> list[str]:
         data: bytes | None = None
         with suppress(CorruptCacheError):
             data = read_kept(held.path, files, "probe")
-        if data is None or len(ids) > _MOST_LOOKED_FOR or any(map(_Names(data), ids)):
+        if data is None or len(ids) > _MOST_LOOKED_FOR or any(_names(data, i) for i in ids):
             found += of_role(files, "probe")
     return found
 
 
-class _Names:
-    """Tells whether bytes name an id, as JSON has it."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def __call__(self, id: str) -> bool:
-        forms = (json.dumps(id), json.dumps(id, ensure_ascii=False))
-        return any(form.encode() in self._data for form in forms)
+def _names(data: bytes, id: str) -> bool:
+    """Whether bytes name an id, as JSON has it."""
+    forms = (json.dumps(id), json.dumps(id, ensure_ascii=False))
+    return any(form.encode() in data for form in forms)

@@ -367,8 +367,7 @@ def _publish(held: HeldCache, complete: bool | None, expected: Collection[str] |
     manifest = held.manifest
     check_writable(held.path, manifest)
     clear_up(held.path)
-    declared = manifest.features.items()
-    features = {name: FeatureStorageConfig.from_json(each) for name, each in declared}
+    features = manifest.declared
     recover_parts(held, features, pass_live=True)
     if manifest.state is BuildState.ASIDE:  # an overwrite is published by its own writer
         return
