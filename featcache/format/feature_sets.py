@@ -92,13 +92,18 @@ def stored_sets(cache: Path) -> Iterator[tuple[Path, Manifest]]:
     with contextlib.suppress(OSError):
         read[cache] = read_manifest(cache)
         named = set_names(cache, read[cache]) or ()
+    try:
+        directories = set_directories(cache, named).values()
+    except PermissionError:
+        return
     seen: set[str] = set()
-    for directory in set_directories(cache, named).values():
-        with contextlib.suppress(OSError):
-            manifest = read.get(directory) or read_manifest(directory)
-            if seen.isdisjoint(manifest.features):
-                seen.update(manifest.features)
-                yield directory, manifest
+    for directory in directories:
+        if directory != cache:
+            with contextlib.suppress(OSError):
+                read[directory] = read_manifest(directory)
+        if directory in read and seen.isdisjoint(read[directory].features):
+            seen.update(read[directory].features)
+            yield directory, read[directory]
 
 
 def features_beside(directory: Path) -> set[str]:

@@ -50,11 +50,12 @@ def claim_directory(path: Path) -> None:
     for directory in (PARTS, MANIFESTS):
         check_own_directory(path / directory)
     locks = r"writer\.(lock|lock\.soft|json)"
-    files = rf"{NAME}(\.[0-9a-f]{{8}}\.tmp)?|{INDEX.pattern}|{PARTS}|{MANIFESTS}|{SETS}|{locks}"
+    files = rf"{NAME}(\.[0-9a-f]{{8}}\.tmp)?|{INDEX.pattern}|{PARTS}|{MANIFESTS}|{locks}"
     ours = re.compile(rf"{files}|{KEPT_FILE.pattern}|{OTHERS}.*")
     # once: another writer may be making the cache
     names = sorted(entry.name for entry in path.iterdir())
-    foreign = [name for name in names if not ours.fullmatch(name)]
+    sets = SETS if (path / OUTER).exists() else ""
+    foreign = [name for name in names if name != sets and not ours.fullmatch(name)]
     if NAME not in names and foreign:
         raise NotACacheError(
             f"{str(path)!r} holds other files ({foreign[0]!r}); give a new or empty directory, or, "
@@ -117,7 +118,7 @@ def _begin_sets(cache: Path) -> None:
                 whole = [path.name for path, each in stored if each.complete and each.rows]
                 write_outer(cache, **{SETS: whole})
     if SETS not in read_manifest(cache).requires:
-        with HeldCache(cache) as held:
+        with HeldCache(cache, PATIENCE_S) as held:
             check_writable(cache, held.manifest)
             requires = tuple(sorted({*held.manifest.requires, SETS}))
             held.write(replace(held.manifest, requires=requires))

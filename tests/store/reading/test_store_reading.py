@@ -269,7 +269,7 @@ def test_a_cache_tells_what_it_is(tmp_path: Path) -> None:
         assert repr(cache).startswith(began)
         assert (cache.features, cache.generation, cache.dtype("units")) == (
             ("fbank", "units"),
-            2,
+            1,
             "int16",
         )
         assert writer.bytes_written == sum(

@@ -155,7 +155,7 @@ def test_the_name_of_a_set_is_durable_before_anything_is_written_to_it(
             writer.write("utt-1", {name: np.zeros((3, 2), np.float32)})
     paths = synced(monkeypatch)
     CacheWriter(tmp_path, [FeatureStorageConfig("units")]).close()
-    assert paths[0] == str(tmp_path)
+    assert str(tmp_path / "sets") in paths[:2]
 
 
 def test_a_cache_of_one_utterance_syncs_what_it_needs_and_reads_no_manifest_again(
@@ -166,7 +166,7 @@ def test_a_cache_of_one_utterance_syncs_what_it_needs_and_reads_no_manifest_agai
     read = manifests_read(monkeypatch)
     with CacheWriter(tmp_path / "cache", [FeatureStorageConfig("fbank")]) as writer:
         writer.write("utt-1", {"fbank": arrays_of(1)["fbank"]})
-    assert len(paths) <= 22
+    assert len(paths) <= 19
     assert [each for each in paths if "/cache" not in each] == [str(tmp_path)]
     assert read.count(manifest.NAME) <= 2
 
