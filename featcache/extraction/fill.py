@@ -481,7 +481,8 @@ def _close(run: Run, writer: CacheWriter, failures: Sequence[Failure], outcome: 
     if left_out:
         text = f"{counted(left_out)} were not in the given sampler"
         _log.warning("%s: %r stays incomplete", text, str(path))
-    note_failures(open_cache(path), failures)
+    if failures or (path / FAILURES).exists():
+        note_failures(open_cache(path), failures)
 
 
 # Failures that a cache keeps lines of, and what a run that stopped says.

@@ -389,11 +389,10 @@ def open_generation(
     """
     with reading(path):
         manifest = read_manifest(path)
-        named = set_names(path, manifest)
-        if named is None:
-            sets = {OWN: _open(path, path, settings, manifest)}
+        if SETS in manifest.requires:
+            sets = _open_at_once(path, set_names(path) or (), settings)
         else:
-            sets = _open_at_once(path, named, settings)
+            sets = {OWN: _open(path, path, settings, manifest)}
         _check_roots(path, sets.values(), settings)
         if len(sets) > 1:
             return _joined(path, sets, expectation)
