@@ -20,11 +20,10 @@ from featcache.extraction.dataset_batches import DatasetBatches, Loading
 from featcache.extraction.datasets import counted, dataset_of, is_map_style, named
 from featcache.extraction.job import Job
 from featcache.extraction.stamping import Entries, InputsOnly
-from featcache.extraction.unfinished import is_overwriting
 from featcache.format.feature_sets import stored_sets
 from featcache.format.fingerprint import cache_fingerprint, differences
 from featcache.format.index import StampColumns, Stamps
-from featcache.format.manifest import NAME
+from featcache.format.manifest import NAME, read_manifest
 from featcache.reading.generation import Generation
 from featcache.store import Cache
 from featcache.writing.cache_writer import CacheWriter
@@ -72,6 +71,12 @@ def refuse_another(path: Path, ids: Sequence[str], split: str) -> None:
         f"{split!r}? Give its stage= or split=; or append=True to add its utterances, "
         "overwrite=True to replace those there"
     )
+
+
+def is_overwriting(path: Path) -> bool:
+    """Whether a cache that is to be overwritten is still the one that readers see."""
+    manifest = read_manifest(path)
+    return manifest.building > manifest.build
 
 
 def rows_of(cache: Generation, ids: Sequence[str]) -> NDArray[np.int64]:

@@ -177,6 +177,19 @@ class ContainerColumns:
     parts: NDArray[np.int32]  # the number of the part that each belongs to, in the manifest's list
     mtimes: Ints | None = None  # nanoseconds; of adopted ones, else 0
 
+    @classmethod
+    def of(
+        cls, paths: Sequence[str], sizes: Sequence[int], digests: bytes | None = None
+    ) -> ContainerColumns:
+        """Return the columns of the files of one part; digests that are not known are zeros."""
+        of_all = bytes(DIGEST_BYTES * len(paths)) if digests is None else digests
+        return cls(
+            paths=Strings.of(paths),
+            sizes=np.array(sizes, np.int64),
+            digests=np.frombuffer(of_all, np.uint8),
+            parts=np.zeros(len(paths), np.int32),
+        )
+
     def __len__(self) -> int:
         return len(self.sizes)
 
@@ -206,6 +219,30 @@ class Index:
     # the kind of each annotation by name, whose columns `read_column` takes out of the file
     annotations: Mapping[str, str] = field(default_factory=dict)
     ids_digest: str = ""  # of the columns of the ids; empty where it is not known
+
+    @classmethod
+    def empty(cls, declared: Mapping[str, Mapping[str, Any]]) -> Index:
+        """Return the index of no utterances of features that are declared so."""
+        none, numbers = np.empty(0, np.int64), np.empty(0, np.int32)
+        first, checksum = np.zeros(1, np.int64), np.empty(0, np.uint64)
+        columns = FeatureColumns(none, checksum, first, numbers, none, none)
+        stats = {name: FeatureStats.empty(()) for name, each in declared.items() if each["stats"]}
+        return cls.of([], dict.fromkeys(declared, columns), ContainerColumns.of([], []), stats)
+
+    @classmethod
+    def of(
+        cls,
+        ids: Sequence[str],
+        features: Mapping[str, FeatureColumns],
+        containers: ContainerColumns,
+        stats: Mapping[str, FeatureStats],
+        stamps: StampColumns | None = None,
+    ) -> Index:
+        """Return the index of rows in any order, as `rows_of` takes it."""
+        keys = [id.encode() for id in ids]
+        hashes = np.fromiter(map(hash_of, keys), np.uint64, len(keys))
+        rows, strings = np.arange(len(keys)), Strings.of_bytes(keys)
+        return cls(hashes, rows, strings, features, containers, stats, stamps)
 
     def __len__(self) -> int:
         return len(self.hashes)

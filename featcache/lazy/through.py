@@ -289,25 +289,15 @@ def through(
             "the directory of the cache comes first, then what computes: "
             "featcache.through('features', function)"
         )
+    plan = replace(plan_of(cache, compute, features, fingerprint, check), accept=accept)
     if callable(compute) and ids is None:
-        plan = plan_of(cache, compute, features, fingerprint)
-        return ReadThrough(compute, replace(plan, accept=accept, check=check_of(check)))
+        return ReadThrough(compute, plan)
     if not (hasattr(compute, "__getitem__") and hasattr(compute, "__len__")):
         raise ConfigError(
             "through needs a function of an utterance id, or a data set with items by number and a "
             f"length, not {compute!r:.80}"
         )
-
-    plan = plan_of(cache, compute, features, fingerprint)
-    plan = replace(plan, accept=accept, check=check_of(check))
     return ReadThroughDataset(cast("SizedItems", compute), plan, ids)
-
-
-def check_of(check: object) -> bool:
-    """Whether stored results are computed again; raises `ConfigError` for what is no answer."""
-    if check not in ("probe", None):
-        raise ConfigError(f"check is 'probe' or None, not {check!r}")
-    return check is not None
 
 
 def plan_of(
@@ -315,8 +305,11 @@ def plan_of(
     compute: object,
     features: Features | None,
     fingerprint: Mapping[str, object] | None,
+    check: object,
 ) -> FillPlan:
     """Return the plan to fill a cache, of which all but these is as usual."""
+    if check not in ("probe", None):
+        raise ConfigError(f"check is 'probe' or None, not {check!r}")
     if not isinstance(fingerprint or {}, Mapping):
         raise ConfigError(f"the fingerprint is a dict of JSON values, not {fingerprint!r:.80}")
     own = getattr(compute, "__name__", "")
@@ -325,6 +318,7 @@ def plan_of(
         features=None if features is None else by_name(features),
         names=(own if _NAME.fullmatch(own) and own != "id" else _UNNAMED,),
         fingerprint=MadeFrom(functools.partial(_provenance, compute), fingerprint or {}),
+        check=check is not None,
     )
 
 

@@ -34,23 +34,26 @@ from featcache.stats import FeatureStats
 # Manifest and columns of a generation, read while others may publish.
 
 
-def _manifest_of(path: Path, name: str | None) -> Manifest:
+def _manifest_of(path: Path, name: str | None, current: Manifest | None = None) -> Manifest:
     """Read the manifest of a generation; that of the current one is what counts of it."""
-    current = read_manifest(path)
+    current = current or read_manifest(path)
     if name is None or name == current.name:
         return current
     return read_manifest(path, manifest_file(name))
 
 
 def opened_columns(
-    path: Path, mapped: bool, checked: bool, name: str | None
-) -> tuple[Manifest, Index, Strings, ColumnFile]:
+    path: Path, mapped: bool, checked: bool, name: str | None, current: Manifest | None
+) -> tuple[Manifest, Index, Strings, ColumnFile | None]:
     """Read manifest, index and failed ids, while others may publish.
 
     The file of columns comes, too: those of annotations are taken out of it when they are needed.
-    With `checked`, all of the index is compared with its checksums.
+    With `checked`, all of the index is compared with its checksums. None where nothing was
+    published yet.
     """
-    manifest = _manifest_of(path, name)
+    manifest = _manifest_of(path, name, current)
+    if not (manifest.index or manifest.rows or manifest.annotations):
+        return manifest, Index.empty(manifest.features), Strings.of([]), None
     while True:
         try:
             file = ColumnFile(path, manifest.index, mapped=mapped, expected=manifest.index_digest)
@@ -127,7 +130,8 @@ class Generation:
         path: the directory of its files: the cache's, or that of a feature set.
         contents: its rows.
         containers: the bytes of their arrays.
-        file: the columns of the index, where annotations are; None for feature sets.
+        file: the columns of the index, where annotations are; None for feature sets, and where
+            nothing was published yet.
         settings: with which it is opened.
         sets: the generations of the feature sets that it is made of, by name; empty for a plain
             cache.
@@ -167,13 +171,15 @@ class Generation:
         *,
         name: str | None = None,
         cache_path: Path | None = None,
+        current: Manifest | None = None,
     ) -> Generation:
-        """Open the current generation of a plain cache or a feature set, or that of a `name`.
+        """Open the current generation of a cache, or of a feature set, or that of a `name`.
 
-        With `check_reads` the index is compared with its checksums now.
+        With `check_reads` the index is compared with its checksums now. `current` is the manifest,
+        where it was read a moment ago.
         """
         mapped, check_reads = settings.mapped, settings.check_reads
-        manifest, index, failed, file = opened_columns(path, mapped, check_reads, name)
+        manifest, index, failed, file = opened_columns(path, mapped, check_reads, name, current)
         columns = index.containers
         adopted = AdoptedFiles.of(path, manifest.parts, columns, settings.roots)
         containers = Containers(path, columns, mapped, adopted, check_reads)
@@ -320,8 +326,10 @@ class Generation:
     def written_since(self, advice: str = "refresh() it, or open it again") -> str:
         """Say, as the end of a message, that a newer generation is there than the one opened."""
         with suppress(CacheError, OSError):
-            now = {found.name for _, found in stored_sets(self.path)}
-            tagged = {name for _, found in stored_sets(self.path) for name in found.tags.values()}
+            sets = [found for _, found in stored_sets(self.path)] if self.sets else []
+            stored = sets or [read_manifest(self.path)]
+            now = {found.name for found in stored}
+            tagged = {name for found in stored for name in found.tags.values()}
             if now.difference(self.names) and not tagged.issuperset(self.names):
                 return f"; the cache was written on since it was opened: {advice}"
         return ""

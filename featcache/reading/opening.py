@@ -30,7 +30,7 @@ from featcache.errors import (
     nearest,
 )
 from featcache.format.columns import Strings
-from featcache.format.feature_sets import last_edits, set_directories, stored_sets
+from featcache.format.feature_sets import last_edits, set_directories, set_names, stored_sets
 from featcache.format.files import reading
 from featcache.format.fingerprint import (
     ABSENT,
@@ -41,26 +41,20 @@ from featcache.format.fingerprint import (
     differences,
     digest_of_canonical,
 )
-from featcache.format.index import (
-    ContainerColumns,
-    Index,
-    common_rows,
-    have_same_ids,
-    rows_of_ids,
-    some_rows,
-)
+from featcache.format.index import Index, common_rows, have_same_ids, rows_of_ids, some_rows
 from featcache.format.lock import holder, holder_text, is_locked
 from featcache.format.manifest import (
     ADOPTED,
     NAME,
+    OWN,
     SETS,
     Expected,
-    FeatureSetsError,
     Manifest,
     is_of_current_build,
     manifest_file,
     name_of,
     read_manifest,
+    set_name,
     tags_of,
 )
 from featcache.interface import Ints
@@ -266,7 +260,7 @@ def join_sets(sets: Mapping[str, Generation]) -> Contents:
     index = replace(
         indexes[0],
         features={name: columns for each in indexes for name, columns in each.features.items()},
-        containers=_no_containers(),
+        containers=Index.empty({}).containers,
         stats={name: stats for each in indexes for name, stats in each.stats.items()},
         stamps=None,
         annotations={},  # which are those of the sets
@@ -359,12 +353,6 @@ def _arrays(opened: Generation, index: Index) -> dict[str, FeatureArrays]:
     return arrays_of(manifest, index, containers, checks)
 
 
-def _no_containers() -> ContainerColumns:
-    nothing = np.empty(0, np.int64)
-    parts = np.empty(0, np.int32)
-    return ContainerColumns(Strings.of([]), nothing, np.empty(0, np.uint8), parts)
-
-
 # Opening a cache: a plain one, or feature sets, of which a stale one refuses its features only.
 
 
@@ -379,16 +367,15 @@ def open_generation(
     Raises `StaleCacheError` if nothing of it was made from that.
     """
     with reading(path):
-        try:
-            opened = _open(path, path, settings)
-        except FeatureSetsError as found:
-            sets = _open_at_once(path, found.names, settings)
-            _check_roots(path, sets.values(), settings)
-            if len(sets) > 1:
-                return _joined(path, sets, expectation)
-            (opened,) = sets.values()
+        manifest = read_manifest(path)
+        if SETS in manifest.requires:
+            sets = _open_at_once(path, set_names(path) or (), settings)
         else:
-            _check_roots(path, (opened,), settings)
+            sets = {OWN: _open(path, path, settings, manifest)}
+        _check_roots(path, sets.values(), settings)
+        if len(sets) > 1:
+            return _joined(path, sets, expectation)
+        (opened,) = sets.values()
         if expectation is not None:
             expectation.check(opened)
         return opened
@@ -444,12 +431,12 @@ def _open_sets(path: Path, named: tuple[str, ...], settings: OpenSettings) -> di
     """Open the sets of some features, or all that are named."""
     wanted = set(settings.features or ())
     found = {
-        directory.name: directory
+        set_name(path, directory): directory
         for directory, manifest in stored_sets(path)
         if not wanted.isdisjoint(manifest.features)
     }
     every = set_directories(path, named)
-    sets = found or {name: every[name] for name in named}
+    sets = found or {name: every[name] for name in (OWN, *named)}
     try:
         return _of_version(path, sets, settings)
     except NotACacheError as error:
@@ -470,13 +457,17 @@ def _of_version(path: Path, sets: dict[str, Path], settings: OpenSettings) -> di
                 f"cache {str(path)!r} has no version {settings.version!r}; "
                 f"{nearest(settings.version, known)}"
             )
-    return {name: _open(directory, path, settings) for name, directory in sets.items()}
+    opened = {name: _open(directory, path, settings) for name, directory in sets.items()}
+    # the cache's own are named after their first, too
+    return {next(iter(o.features)) if n == OWN else n: o for n, o in opened.items()}
 
 
-def _open(path: Path, cache_path: Path, settings: OpenSettings) -> Generation:
+def _open(
+    path: Path, cache_path: Path, settings: OpenSettings, current: Manifest | None = None
+) -> Generation:
     name = _generation_of(path, settings)
     try:
-        return Generation.at(path, settings, name=name, cache_path=cache_path)
+        return Generation.at(path, settings, name=name, cache_path=cache_path, current=current)
     except CacheError:
         if name is None or settings.version is not None or is_of_current_build(path, name):
             raise

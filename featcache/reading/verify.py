@@ -272,7 +272,8 @@ def all_damage(
     for name in filter(None, {manifest.name, manifest.previous, *manifest.tags.values()}):
         if name not in kept:
             yield f"{str(cache / manifest_file(name))!r} is missing"
-    yield from _column_damage(cache, manifest.index, manifest.index_digest)
+    if manifest.index:
+        yield from _column_damage(cache, manifest.index, manifest.index_digest)
     yield from _generation_damage(cache, manifest, index, arrays, roots)
     yield from _building_damage(cache, manifest)
     for name in kept:

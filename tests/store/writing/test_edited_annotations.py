@@ -26,7 +26,7 @@ from featcache.format.manifest import PARTS, read_manifest
 from featcache.testing.contract import traces_in
 from featcache.writing import compact as compacting
 from featcache.writing import publish
-from featcache.writing.compact import FANOUT
+from featcache.writing.copies import FANOUT
 
 GIVEN: dict[str, dict[str, Any]] = {
     id_of(0): {"text": None, "speaker": None},
