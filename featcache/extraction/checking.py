@@ -17,6 +17,7 @@ from typing import cast
 import torch
 
 from featcache._cached import cached_property
+from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CacheError, StaleCacheError
 from featcache.extraction.changed_inputs import ChangedInputs
 from featcache.extraction.datasets import IdNumbers
@@ -129,16 +130,29 @@ class RunRecord:
             return witnesses(Generation.at(self._path))
         return {}
 
-    def keep(self, writer: CacheWriter, accepted: Mapping[str, object] | None = None) -> None:
-        """Keep the record of this run with a cache that is begun, or has none.
+    def keep(self, writer: CacheWriter) -> None:
+        """Keep the record of this run with a cache that is begun, or has none."""
+        if read_building_file(writer.path, ROLE) is None:
+            writer.keep_file(ROLE, _as_json(self.now))
 
-        Or with one of which a change was accepted: its history stays.
+    def accept(
+        self,
+        features: Mapping[str, FeatureStorageConfig],
+        fingerprint: Mapping[str, object],
+        changed: Sequence[Difference],
+        *,
+        patience_s: float = 0.0,
+    ) -> None:
+        """Take a fingerprint for that of the cache, and add to its history what has changed.
+
+        Whoever calls this has seen that both compute the same.
         """
-        if accepted is None and read_building_file(writer.path, ROLE) is not None:
-            return
-        earlier = cast(list[object], self.kept.get("accepted", [])) if accepted else []
-        history = {"accepted": [*earlier, accepted]} if accepted else {}
-        writer.keep_file(ROLE, json.dumps({**self.now, **history}, indent=1).encode())
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        earlier = cast(list[object], self.kept.get("accepted", []))
+        history = [*earlier, {"when": now, "changes": [*map(str, changed)]}]
+        files = {ROLE: _as_json({**self.now, "accepted": history})}
+        if accept(self._path, features, fingerprint, files=files, patience_s=patience_s):
+            _log.warning("cache %r: accepted %s", str(self._path), "; ".join(map(str, changed)))
 
     def changes(self) -> list[str]:
         """Return what has changed since the cache was made, the most telling first."""
@@ -160,6 +174,10 @@ class RunRecord:
             lines += _changed(name, was[name].splitlines(), now[name].splitlines())
         more = len(lines) - MOST_LINES
         return [*lines[:MOST_LINES], *([f"... and {more} lines more"] if more > 0 else [])]
+
+
+def _as_json(record: Mapping[str, object]) -> bytes:
+    return json.dumps(record, indent=1).encode()
 
 
 def _changed(name: str, was: Sequence[str], now: Sequence[str]) -> list[str]:
@@ -232,7 +250,6 @@ def changed_fields(to: Destination, fingerprint: Mapping[str, object]) -> list[D
 
 def accept_changes(
     to: Destination,
-    ids: Sequence[str] | None,
     record: RunRecord,
     fingerprint: Mapping[str, object],
     comparison: Comparison | None,
@@ -253,17 +270,7 @@ def accept_changes(
             "utterances that are computed again are the same to the bit; overwrite it "
             "(overwrite=True), or give another directory"
         )
-    complete = read_manifest(to.path).complete
-    accept(to.path, to.features, fingerprint)
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    writer = to.writer(fingerprint)
-    try:
-        if ids is not None:
-            writer.expect(ids)
-        record.keep(writer, {"when": now, "changes": [*map(str, changed)]})
-    finally:
-        writer.close(complete=complete)
-    _log.warning("cache %r: accepted %s", str(to.path), "; ".join(map(str, changed)))
+    record.accept(to.features, fingerprint, changed)
 
 
 # `Checking`: a run's probe is compared with the one that the cache keeps, and with what is
@@ -437,7 +444,7 @@ class Checking:
             if text is not None:
                 raise self._stale([text])
             self._compared = cache.complete
-        accept_changes(to, ids, self._record, self.fingerprint, comparison)
+        accept_changes(to, self._record, self.fingerprint, comparison)
 
     def compare_only(self, cache: Cache) -> None:
         """Check a cache, and write nothing; raises `StaleCacheError` with the differences."""

@@ -26,6 +26,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from featcache.errors import FeatureError, StaleCacheError
 from featcache.format.index import UNKNOWN, Stamps
@@ -144,15 +145,36 @@ class Arguments:
             return False
 
 
+class ItemEntries(Arguments):
+    """Entries of a data set's items, in place of arguments: the number of an item is none.
+
+    Args:
+        stamps: of each item, by number; 0 where nothing is known.
+    """
+
+    def __init__(self, stamps: NDArray[np.uint64]) -> None:
+        super().__init__(None)
+        self._stamps = stamps
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ItemEntries, (self._stamps,)
+
+    def entry(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> int:
+        """Return the stamp of the item whose number is the argument."""
+        return int(self._stamps[cast(int, args[0])])
+
+
 class Call:
     """A call of a cached function: what it computes, and with what.
 
     Attributes:
         id: of the utterance.
         entry: that of the arguments behind it.
+        is_doubted: whether the stored result is of another entry of a data set, or of files that
+            have changed since.
     """
 
-    __slots__ = ("_args", "_arguments", "_function", "_kwargs", "entry", "id")
+    __slots__ = ("_args", "_arguments", "_function", "_kwargs", "entry", "id", "is_doubted")
 
     def __init__(
         self,
@@ -166,6 +188,7 @@ class Call:
         self._function, self._args, self._kwargs = function, args, kwargs
         self._arguments = arguments
         self.entry = arguments.entry(args, kwargs)
+        self.is_doubted = False
 
     def compute(self) -> object:
         """Call the function."""
@@ -183,8 +206,14 @@ class Call:
         return Stamps(_input(self._arguments.named(self._args, self._kwargs)), self.entry)
 
     def check(self, stored: Stamps, path: Path) -> None:
-        """Raise `StaleCacheError` if what is stored in cache `path` is of other arguments."""
+        """Raise `StaleCacheError` if what is stored in cache `path` is of other arguments.
+
+        What is stored of another entry of a data set is doubted alone: it may have moved.
+        """
         if not (self.entry and stored.entry) or stored.entry == self.entry:
+            return
+        if isinstance(self._arguments, ItemEntries):
+            self.is_doubted = True
             return
         named = self._arguments.named(self._args, self._kwargs)
         if _may_have_moved(stored.input, named):

@@ -4,7 +4,7 @@ A result that is another one each time is refused, since a cache would freeze it
 a process computes is computed again, and further ones while the function draws from the global
 random generators, which are left as one computing leaves them. A stored result that is another one
 now is refused, since the cache is stale: the first one that a process reads is computed again, and
-up to three more while three seconds last.
+up to three more while three seconds last; so are those of a data set whose entries have changed.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class StoredAgain:
         try:
             begin = time.monotonic()
             self.told = self._differs(call, found, live)
+            if self.told and call.is_doubted:
+                self.told += f"; its entry in the data set, or a file of {call.id!r}, has changed"
             self._spent_s += time.monotonic() - begin
             self._left -= 1
             enough = self._left <= 0 or self._spent_s >= PROBE_S

@@ -28,6 +28,7 @@ from featcache.staleness.inputs import entry_digest
 from featcache.staleness.provenance import Provenance, provenance
 
 _PLAIN = (list, tuple, range)  # whose items are their own entries
+_PRIME = np.uint64(0x9E3779B185EBCA87)  # PRIME64_1 of xxHash, to join digests
 
 
 class _Items(NamedTuple):
@@ -64,6 +65,33 @@ def ids_of_items(dataset: Any) -> list[str]:
     return ids
 
 
+def entries_of_items(dataset: Any) -> NDArray[np.uint64]:
+    """Return stamps of the items' entries, with size and time of the files that these name.
+
+    A data set that another one holds, as long as itself, has entries of its items, too. 0 where
+    nothing is known of an item; so of all items of a table of HuggingFace, which does not change.
+    """
+    roots, which, number = _items(dataset)
+    found = np.zeros(len(which), np.uint64)
+    for place, root in enumerate(roots):
+        rows = np.flatnonzero(which == place)
+        for each in (root, *_data_sets_in(root)):
+            if not _is_table(each):
+                found[rows] = found[rows] * _PRIME ^ Entries(each).stamps(number[rows].tolist())
+    return found
+
+
+def _data_sets_in(root: Any) -> list[Any]:
+    held = [value for _, value in sorted(getattr(root, "__dict__", {}).items())]
+    found = [each for each in held if hasattr(each, "__getitem__") and hasattr(each, "__dict__")]
+    return [each for each in found if _length(each) == len(root)]
+
+
+def _is_table(root: Any) -> bool:
+    loaded = sys.modules.get("datasets")
+    return loaded is not None and isinstance(root, loaded.Dataset)
+
+
 def check_item(dataset: Any, number: int, id: str) -> None:
     """Raise `StaleCacheError` if the item of a number is not the one that had this id.
 
@@ -80,8 +108,7 @@ def check_item(dataset: Any, number: int, id: str) -> None:
             root = root.datasets[part]
         else:
             break
-    loaded = sys.modules.get("datasets")
-    if loaded is not None and isinstance(root, loaded.Dataset):
+    if _is_table(root):
         return
     shown = [getattr(root, name, None) for name in ("data_ids", "ids")]
     ids: Any = next((each for each in shown if hasattr(each, "__getitem__")), None)
@@ -139,8 +166,7 @@ def _ids_of(root: Any, numbers: Sequence[int]) -> list[str]:
 
 def _column_of_ids(root: Any) -> Sequence[object] | None:
     """Return the column "id" of a `datasets.Dataset`."""
-    loaded = sys.modules.get("datasets")
-    if loaded is None or not isinstance(root, loaded.Dataset) or "id" not in root.column_names:
+    if not _is_table(root) or "id" not in root.column_names:
         return None
     column: Sequence[object] = root.with_format(None)["id"]
     return list(column)
@@ -295,8 +321,7 @@ def _settings_of(root: Any) -> dict[str, object]:
         return {}
     if is_dynamic(root):
         return _code_of(root)
-    loaded = sys.modules.get("datasets")
-    if loaded is not None and isinstance(root, loaded.Dataset):
+    if _is_table(root):
         return {"format": root.format, "columns": str(root.features)}
     return {"dataset": root}
 

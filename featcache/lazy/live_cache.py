@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +32,6 @@ from featcache.reading.opening import joined_mapping, note_compared
 from featcache.reading.unpublished import Unpublished
 from featcache.writing.arrays import check_features
 from featcache.writing.part_writer import PartWriter
-from featcache.writing.session import accept
 
 if TYPE_CHECKING:
     from featcache.staleness.provenance import Provenance
@@ -96,7 +94,6 @@ class MadeFrom:
 # Caches that were made from something else than is declared now: told, and accepted if wanted.
 
 _PATIENCE_S = 60.0  # for another process that has the lock
-_log = logging.getLogger("featcache")
 
 
 def changed_since(
@@ -160,7 +157,8 @@ def accept_if_same(
         changed = changed_since(manifest, features, made_from())
         if not (changed and manifest.rows and (is_asked or are_by_other_rules(changed))):
             return  # where it is another one, it is refused when it is opened
-        refused = partial(stale, place, manifest, changed, made_from.record(place))
+        record = made_from.record(place)
+        refused = partial(stale, place, manifest, changed, record)
         if not may_be_accepted(manifest, changed):
             raise refused("accept=True is for code and settings alone")
         results = manifest.fingerprint.get("results")
@@ -168,12 +166,10 @@ def accept_if_same(
             results = _compared(generation, id, compute(), refused).to_json()
     of_now = {**made_from(), **({} if results is None else {"results": results})}
     try:
-        accept(place, manifest.declared, of_now, patience_s=_PATIENCE_S)
+        record.accept(manifest.declared, of_now, changed, patience_s=_PATIENCE_S)
     except OSError as error:
         if is_asked or not is_refused(error):
             raise
-        return
-    _log.warning("cache %r: accepted %s", str(place), "; ".join(map(str, changed)))
 
 
 def _compared(

@@ -248,8 +248,9 @@ class Share:
         self._computing: dict[str, threading.Lock] = {}
         self._twice = TwiceComputed()
         # until enough stored results were computed again
-        is_to_compare = plan.check and not plan.read_only and _is_first_worker()
-        self._again = StoredAgain() if is_to_compare else None
+        is_to_compare = plan.check and not plan.read_only
+        self._again = StoredAgain() if is_to_compare and _is_first_worker() else None
+        self._doubted = StoredAgain() if is_to_compare else None  # of other entries than now
         self._last_miss = 0.0
         self._closed = self._told_of_overwrite = False
         self.forget: Callable[[], object] = nothing
@@ -275,8 +276,9 @@ class Share:
         if self._live is not None:
             found = self._live.published(call)
             if found is not ABSENT:
-                if self._again is not None:
-                    self._compare(call, found, self._live, self._again)
+                again = self._doubted if call.is_doubted else self._again
+                if again is not None:
+                    self._compare(call, found, self._live, again)
                 if self._part is not None and time.monotonic() - self._last_miss > IDLE_S:
                     self.publish()
                 return found
@@ -287,6 +289,7 @@ class Share:
         """Raise `StaleCacheError` if a stored result is another one now."""
         again.compare(call, found, live)
         if again.told:
+            self._again = self._doubted = again  # refused for good
             since = self._plan.fingerprint.record(live.path).since()
             lines = "\n  ".join([f"computed again, {again.told}", *since])
             raise StaleCacheError(
@@ -294,7 +297,9 @@ class Share:
                 f"{lines}\n{CURE}"
             )
         self._filling.begin()  # what computing has left behind is harmless
-        if again.is_over:
+        if again.is_over and again is self._doubted:
+            self._doubted = None
+        elif again.is_over:
             self._again = None
 
     def publish(self, complete: bool | None = None, patience_s: float = LOCK_PATIENCE_S) -> bool:
@@ -598,7 +603,7 @@ class Share:
                     except BaseException as error:  # no `with`: an interrupt may come before it
                         close_after(error, partial(writer.close, complete=False))
                         raise
-                    self._again = None  # all that it holds is of now
+                    self._again = self._doubted = None  # all that it holds is of now
                 except CacheLockedError:  # another one makes it
                     if time.monotonic() > until:
                         raise

@@ -21,8 +21,13 @@ from featcache.errors import CacheError, ConfigError, NotACacheError, StaleCache
 from featcache.format.feature_sets import set_of
 from featcache.format.files import as_id, check_id
 from featcache.format.manifest import read_manifest
-from featcache.lazy.arguments import Arguments, Call
-from featcache.lazy.data_sets import MadeFromItems, check_item, ids_of_items
+from featcache.lazy.arguments import Arguments, Call, ItemEntries
+from featcache.lazy.data_sets import (
+    MadeFromItems,
+    check_item,
+    entries_of_items,
+    ids_of_items,
+)
 from featcache.lazy.live_cache import ABSENT, MadeFrom, accept_if_same
 from featcache.lazy.share import FillPlan, Share
 from featcache.writing.background import close_at_exit
@@ -83,12 +88,12 @@ class ReadThrough:
     """
 
     def __init__(
-        self, compute: Callable[..., object], plan: FillPlan, *, takes_only_id: bool = False
+        self, compute: Callable[..., object], plan: FillPlan, *, items: ItemEntries | None = None
     ) -> None:
         self.path = plan.path
         self._compute = compute
-        self._takes_only_id = takes_only_id
-        self._arguments = Arguments(None if takes_only_id else compute)
+        self._items = items
+        self._arguments = items or Arguments(compute)
         self._plan = plan
         self._by_pid: dict[int, _OfProcess] = {}  # with those that this process was forked from
         functools.update_wrapper(self, compute, updated=())
@@ -171,7 +176,7 @@ class ReadThrough:
                 return _found, names
         except (ImportError, AttributeError, ValueError):  # no name, or that of a local function
             pass
-        make = functools.partial(type(self), takes_only_id=self._takes_only_id)
+        make = functools.partial(type(self), items=self._items)
         return make, (self._compute, self._plan)
 
     def _here(self) -> _OfProcess:
@@ -255,8 +260,10 @@ def through(
             asked for, a stored one, comes out the same to the bit. So does it for an adopted cache,
             to which it adds what is missing.
         check: "probe" computes the first stored result that a process reads again, and up to three
-            more while three seconds last; of a DataLoader's workers the first one does. One that
-            cannot be computed again is told in the log. None: nothing is.
+            more while three seconds last; of a DataLoader's workers the first one does. So does
+            each process with items of a data set whose entry is another one now, or a file that it
+            names, by size and time. One that cannot be computed again is told in the log. None:
+            nothing is.
 
     Arguments behind the id are compared by value with those that a stored result was computed
     with: numbers, texts, collections and dataclasses of these, short arrays of whole numbers. Of
@@ -376,7 +383,7 @@ class ReadThroughDataset(Dataset[object]):
         self.read = ReadThrough(
             _ItemOf(dataset, is_checked=ids is None),
             replace(plan, fingerprint=made_from, expected=self.ids),
-            takes_only_id=True,
+            items=ItemEntries(entries_of_items(dataset)),
         )
 
     def __repr__(self) -> str:

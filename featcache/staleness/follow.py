@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,6 +51,7 @@ from featcache.staleness.values import MISSING, Values, proxied
 
 Place = tuple[int | str, ...]  # a namespace or a cell, a name in it, and names on from there
 _OF_CLASSES = (classmethod, staticmethod, property)  # the last of a metaclass
+_OF_BRAINS = ("modules", "raw_modules")  # attributes that hold modules by name
 # methods that make an object
 MAKING = ("__init__", "__new__", "__post_init__")
 
@@ -380,10 +382,24 @@ class Follower:
         names, written = self.names_of(cls) | IMPLICIT, self.written_of(cls)
         all_of_it = not self.read_whole.isdisjoint(cls.__mro__)
         return {
-            k: v
+            k: v if all_of_it else self._named_of(k, v)
             for k, v in held.items()
             if (all_of_it or self.mentions(k, names)) and not is_changed(written.get(k), v)
         }
+
+    def _named_of(self, name: str, value: object) -> object:
+        """Return what code names of the modules of a Brain; all where it may take any of them."""
+        if name not in _OF_BRAINS or type(value) is not torch.nn.ModuleDict:
+            return value
+        named: set[str | int | None] = set()
+        for each in self.functions.values():
+            for chain in (chain for names in each.names.with_inner() for chain in names.read):
+                # byte code shows no chains
+                root = None if each.code.tree is not None else chain.root
+                steps = (Step(root), *chain.steps, Step(None))
+                pairs = itertools.pairwise(steps)
+                named.update(inner.name for step, inner in pairs if step.name in _OF_BRAINS)
+        return {n: value[n] for n in value if n in named} if named <= {*value} else value
 
     def reads(self, value: object, name: str) -> bool:
         """Whether followed code mentions an attribute of an object."""

@@ -159,6 +159,12 @@ class MentionedNames:
     imported: list[tuple[str, str, str | None]] = field(default_factory=list)  # inside of it
     operators: set[str] = field(default_factory=set)  # of Python's syntax tree: Add
 
+    def with_inner(self) -> Iterator[MentionedNames]:
+        """Yield the names of a function, and those of what it does in training only."""
+        yield self
+        for _, inner in self.in_training:
+            yield from inner.with_inner()
+
 
 def names_of(
     tree: FunctionNode, qualname: str, training: frozenset[str] = frozenset()

@@ -38,7 +38,7 @@ from featcache.staleness.code import code_digest, is_users, tree_digest
 from featcache.staleness.follow import Follower, Function
 from featcache.staleness.members import functions_in, is_method, is_pythons, step_into
 from featcache.staleness.modules import unwrapped
-from featcache.staleness.names import Chain, MentionedNames, Step
+from featcache.staleness.names import Chain, Step
 from featcache.staleness.values import (
     MISSING,
     NOTHING,
@@ -52,7 +52,7 @@ from featcache.staleness.values import (
 # Version of the rules by which this package describes code and values: raised with each change of
 # them that gives the same code another fingerprint (`tests/staleness/test_rules.py` fails then).
 # Fingerprints without one are of version 0. The digests of weights are the same in all versions.
-VERSION = 1
+VERSION = 2
 CONTAINERS = ("modules", "raw_modules", "hparams")
 # ways through all of a container
 _WAYS_THROUGH = frozenset(
@@ -275,7 +275,7 @@ class KeptParameters:
     """
 
     def __init__(self, functions: Collection[Function], text: Set[str]) -> None:
-        names = [inner for each in functions for inner in _with_inner(each.names)]
+        names = [inner for each in functions for inner in each.names.with_inner()]
         self._given = set[tuple[str | None, str]]().union(*(each.given for each in names))
         self._known = {each.function.__code__.co_name for each in functions}
         self._text = text if any(each.spread for each in names) else set[str]()
@@ -284,13 +284,6 @@ class KeptParameters:
         """Return those of functions of a name: given to them, or to what is not known by name."""
         mine = (arg for to, arg in self._given if to == function or to not in self._known)
         return {*mine, *self._text}
-
-
-def _with_inner(names: MentionedNames) -> Iterator[MentionedNames]:
-    """Yield the names of a function, and those of what it does in training only."""
-    yield names
-    for _, inner in names.in_training:
-        yield from _with_inner(inner)
 
 
 # Values that computing changes: memos, counters, tables that are filled. They count as before.

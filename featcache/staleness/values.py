@@ -659,10 +659,34 @@ def settled(tree: object) -> Any:
 
 
 def _shown(tree: Any, items: int) -> Any:
-    if items <= MOST_ITEMS and _leaves(tree) <= MOST_LEAVES:
+    """Return a description, or of a large one as many levels as are small enough to be shown."""
+    if items > MOST_ITEMS:
+        return _digest(tree)
+    depth = _depth(tree)
+    while _leaves(tree) > MOST_LEAVES:
+        depth -= 1
+        tree = _cut(tree, depth)
+    return tree
+
+
+def _cut(tree: Any, depth: int) -> Any:
+    """Return a description whose parts of a depth are digests."""
+    if not isinstance(tree, dict | list):
         return tree
-    text = json.dumps(tree, sort_keys=True)
-    return f"{items} items {digest(text.encode())}"
+    if not depth:
+        return _digest(tree)
+    if isinstance(tree, dict):
+        return {key: _cut(inner, depth - 1) for key, inner in tree.items()}
+    return [_cut(inner, depth - 1) for inner in tree]
+
+
+def _depth(tree: Any) -> int:
+    inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else None
+    return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
+
+
+def _digest(tree: Any) -> str:
+    return f"{len(tree)} items {digest(json.dumps(tree, sort_keys=True).encode())}"
 
 
 def _leaves(tree: Any) -> int:

@@ -138,11 +138,9 @@ class WriteSession:
         if digest(data) in before.building_file(role).values():
             return
         with explained(self.path, _kept):
-            name = new_file(role)
-            create_durably(self.path / name, data)
-            self._kept_files.add(name)
-            others = {p: each for p, each in before.building_files.items() if role_of(p) != role}
-            self._name_files(others | {name: digest(data)})
+            after = _with_file(self.path, before, role, data)
+            self._kept_files |= after.building_file(role).keys()
+            self._name_files(after.building_files)
 
     def _name_files(self, files: Mapping[str, str]) -> None:
         self.held.write(replace(self.held.manifest, building_files=files))
@@ -236,6 +234,14 @@ def session_of(
         yield session
     finally:
         session.close(False, publish=False)
+
+
+def _with_file(cache: Path, manifest: Manifest, role: str, data: bytes) -> Manifest:
+    """Return the manifest that names a new file of a role, which is durable."""
+    name = new_file(role)
+    create_durably(cache / name, data)
+    others = {p: each for p, each in manifest.building_files.items() if role_of(p) != role}
+    return replace(manifest, building_files=others | {name: digest(data)})
 
 
 def start(held: HeldCache, content: Mapping[str, Any], overwrite: bool) -> None:
@@ -406,13 +412,15 @@ def accept(
     features: Mapping[str, FeatureStorageConfig],
     fingerprint: Mapping[str, object],
     *,
+    files: Mapping[str, bytes] | None = None,
     patience_s: float = 0.0,
 ) -> list[Difference]:
     """Take a fingerprint for what a cache was made from, and return in what it differs.
 
     Whoever calls this has seen that both compute the same. An overwrite that is under way is given
-    up. Raises `StaleCacheError` for declarations that read the bytes in another way (other times of
-    frames do not), `CacheLockedError` while the cache is written, for longer than `patience_s`.
+    up. `files` are kept by role with the cache if anything differs, in the same step. Raises
+    `StaleCacheError` for declarations that read the bytes in another way (other times of frames do
+    not), `CacheLockedError` while the cache is written, for longer than `patience_s`.
     """
     content = cache_fingerprint(features, fingerprint)
     with held_to_edit(cache, patience_s) as held:
@@ -426,7 +434,12 @@ def accept(
                 f"accepted:{lines}\ndeclare it as it was, or overwrite it (overwrite=True)"
             )
         if changed:
-            held.write(manifest.accepting(content))
+            after = manifest.accepting(content)
+            for role, data in (files or {}).items():
+                after = _with_file(cache, after, role, data)
+            held.write(after)
+            if files:  # readers see those of a generation
+                publish(held, UNCHANGED if held.is_published() else ExpectedIds(complete=False))
     return changed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,6 +41,45 @@ def test_a_change_that_computes_the_same_is_accepted_and_kept(stale: Path) -> No
     with featcache.through(stale, scaled) as read:  # from now on it is the one of now
         read("bb")
     assert sorted(featcache.open(stale, verify="arrays").ids) == ["a", "bb", "ccc"]
+
+
+def test_what_was_accepted_is_recorded(stale: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for scale in (2, 2.0):
+        monkeypatch.setitem(globals(), "SCALE", scale)
+        for _ in range(2):  # the second one has nothing to accept
+            featcache.through(stale, scaled, accept=True)("a")
+    recorded: Any = featcache.inspect.made_from(stale)["recorded"]
+    assert [each["changes"] for each in recorded["accepted"]] == [
+        ["constants.scaled.SCALE: was 2.0, now 2"],
+        ["constants.scaled.SCALE: was 2, now 2.0"],
+    ]
+    assert "scaled" in "".join(recorded["sources"].values())
+    assert len(featcache.open(stale, verify="arrays")) == 2
+
+
+def test_workers_that_accept_at_once_record_one_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [f"u{number}" for number in range(8)]
+    path = tmp_path / "cache"
+    loader = functools.partial(torch.utils.data.DataLoader, num_workers=2, collate_fn=list)
+    for scale in (2.0, 2):
+        monkeypatch.setitem(globals(), "SCALE", scale)
+        items = Items(featcache.cache(path, accept=True)(scaled), ids)
+        assert len([*loader(items, batch_size=2)]) == 4
+    recorded: Any = featcache.inspect.made_from(path)["recorded"]
+    assert len(recorded["accepted"]) == 1
+
+
+class Items(torch.utils.data.Dataset[object]):
+    def __init__(self, read: Any, ids: list[str]) -> None:
+        self._read, self._ids = read, ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, number: int) -> object:
+        return self._read(self._ids[number])
 
 
 def test_a_change_that_computes_something_else_is_refused(

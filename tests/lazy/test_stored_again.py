@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -235,3 +236,81 @@ def test_a_refusal_shows_the_code_that_changed_and_what_else_did(tmp_path: Path)
         featcache.through(path, changed) as read,
     ):
         read("u0")
+
+
+class Files(torch.utils.data.Dataset[Any]):
+    """Items that are read from files, which the data set names."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = [str(folder / f"{id}.npy") for id in IDS]
+        self.read: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, number: int) -> object:
+        self.read.append(IDS[number])
+        return np.load(self.paths[number])
+
+
+class Loud(torch.utils.data.Dataset[Any]):
+    """Another data set, louder."""
+
+    def __init__(self, files: Files) -> None:
+        self.files = files
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, number: int) -> object:
+        return 2 * self.files[number]  # type: ignore[operator]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for number, id in enumerate(IDS):
+        np.save(tmp_path / f"{id}.npy", np.ones((3, 4), np.float32) + number)
+    return tmp_path
+
+
+def items_of(folder: Path, within: bool) -> tuple[Files, Any]:
+    files = Files(folder)
+    dataset = Loud(files) if within else files
+    return files, featcache.through(folder / "cache", dataset, ids=IDS)
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_an_item_whose_file_has_changed_is_computed_again(folder: Path, within: bool) -> None:
+    with items_of(folder, within)[1] as items:
+        was = [items[number] for number in range(8)]
+    np.save(folder / "u6.npy", np.zeros((3, 4), np.float32))
+    files, items = items_of(folder, within)
+    with items:
+        assert all(np.array_equal(items[number], was[number]) for number in range(6))
+        for number in (6, 7, 0):  # refused for good
+            with pytest.raises(
+                StaleCacheError,
+                match=r"of 'u6' differs.*its entry .*or a file of 'u6', has changed",
+            ):
+                items[number]
+    assert files.read == ["u0", "u1", "u2", "u3", "u6"]
+
+
+def test_items_whose_files_were_touched_are_computed_again_and_kept(folder: Path) -> None:
+    with items_of(folder, within=False)[1] as items:
+        was = [items[number] for number in range(8)]
+    for id in IDS:
+        np.save(folder / f"{id}.npy", np.load(folder / f"{id}.npy"))
+        os.utime(folder / f"{id}.npy", ns=(1, 1))
+    files, items = items_of(folder, within=False)
+    with items:
+        assert all(np.array_equal(items[number], was[number]) for number in range(8))
+    assert files.read == ["u0", "u1", "u2", "u3"]
+
+
+def test_a_changed_file_is_noticed_in_workers(folder: Path) -> None:
+    with items_of(folder, within=True)[1] as items:
+        list(map(items.__getitem__, range(8)))
+    np.save(folder / "u6.npy", np.zeros((3, 4), np.float32))
+    with items_of(folder, within=True)[1] as items, pytest.raises(StaleCacheError, match="'u6'"):
+        list(torch.utils.data.DataLoader(items, num_workers=2, batch_size=2, collate_fn=list))

@@ -23,10 +23,10 @@ def judged(outcome: Outcome) -> bool:
 
 
 class Tally:
-    """All outcomes, sorted."""
+    """All outcomes of a way in, sorted."""
 
-    def __init__(self, outcomes: Iterable[Outcome]) -> None:
-        self.outcomes = list(outcomes)
+    def __init__(self, way: str, outcomes: Iterable[Outcome]) -> None:
+        self.way, self.outcomes = way, list(outcomes)
         sound = [outcome for outcome in self.outcomes if judged(outcome)]
         self.broken = [outcome for outcome in self.outcomes if not judged(outcome)]
         self.matter = [outcome for outcome in sound if outcome.matters]
@@ -42,7 +42,7 @@ class Tally:
         """Print counts, and by name all that is not as it should be."""
         matter, noticed = len(self.matter), len(self.matter) - len(self.missed)
         told = len(self.refused) - len(self.unnamed)
-        print(f"\nrightness: {len(self.outcomes)} changes")
+        print(f"\nrightness, {self.way}: {len(self.outcomes)} changes")
         print(f"  of {matter} that matter, {noticed} are noticed ({noticed / (matter or 1):.0%})")
         print(f"  of {len(self.refused)} refusals of these, {told} name the cause")
         print(
@@ -80,3 +80,26 @@ class Tally:
             lines = outcome.message.strip().splitlines() or [""]
             text = lines[-1] if not judged(outcome) else " ".join(lines[1:2])
             print(f"  {change.name} [{kind}] {outcome.worst or outcome.how}: {text[:SHOWN]}")
+
+    def otherwise(self, own: Tally) -> list[Outcome]:
+        """Return the outcomes with another verdict than on the recipe's own way."""
+        verdicts = {outcome.change: outcome.noticed for outcome in own.outcomes if judged(outcome)}
+        return [
+            outcome
+            for outcome in self.matter + self.rest
+            if verdicts.get(outcome.change, outcome.noticed) != outcome.noticed
+        ]
+
+    def print_otherwise(self, own: Tally) -> None:
+        """Print these, and what cannot be judged."""
+        told = len(self.refused) - len(self.unnamed)
+        print(
+            f"\nrightness, {self.way}: {len(self.outcomes)} changes; noticed "
+            f"{len(self.matter) - len(self.missed)} of {len(self.matter)} that matter, the cause "
+            f"named in {told} of {len(self.refused)} refusals; refused {len(self.false)} of "
+            f"{len(self.rest)} that do not matter, {len(self.false_clear)} of {len(self.clear)} "
+            "clear ones"
+        )
+        self._print("otherwise than on the recipe's own way", self.otherwise(own))
+        self._print("noticed, the cause not named", self.unnamed)
+        self._print("cannot be judged", self.broken)

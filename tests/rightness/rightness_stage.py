@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from places import ROOT
-from rightness_changes import Call, Change, Edit, apply
+from rightness_changes import Call, Change, apply
+from rightness_ways import TRUTH
 
 import featcache
 from featcache.errors import FeatcacheError
@@ -24,6 +26,7 @@ SCRIPTS = {"brain": "train.py", "plain": "extract.py"}
 SPREAD = 1e-4  # a difference of so much of a feature's standard deviation matters
 TOKENS = 0.01  # so many changed tokens do
 Features = dict[tuple[str, str], NDArray[Any]]
+Answer = dict[str, Any]  # of a run
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Outcome:
     """What came of one change."""
 
     change: Change
+    way: str
     matters: bool  # the truth
     how: str  # "refused", "recomputed", "served", or what the harness could not judge
     message: str = ""
@@ -56,18 +60,18 @@ class Server:
         )
         self._answered()
 
-    def run(self, call: dict[str, Any]) -> dict[str, Any]:
-        """Run one call to its end."""
-        answer = Path(call["answer"])
-        answer.unlink(missing_ok=True)
+    def run(self, call: dict[str, Any]) -> dict[str, Answer]:
+        """Run one call to its end; returns the answer of each way."""
+        for file in (call["answer"], *call["ways"].values()):
+            Path(file).unlink(missing_ok=True)
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(call) + "\n")
         self._process.stdin.flush()
         self._answered()
-        if not answer.exists():
-            return {"error": "Died", "message": "", "refused": False, "log": []}
-        loaded: dict[str, Any] = json.loads(answer.read_text())
-        return loaded
+        whole = _answer(call["answer"])
+        if whole["error"] is not None:  # before any way was gone
+            return dict.fromkeys(call["ways"], whole)
+        return {way: _answer(file) for way, file in call["ways"].items()}
 
     def close(self) -> None:
         """Let the process end."""
@@ -80,51 +84,63 @@ class Server:
                 raise RuntimeError("the server of recipes has died")
 
 
+def _answer(file: str) -> Answer:
+    if not Path(file).exists():
+        return {"error": "Died", "message": "", "refused": False, "log": []}
+    loaded: Answer = json.loads(Path(file).read_text())
+    return loaded
+
+
 class Stage:
     """Tries changes, one after the other, at one path."""
 
     def __init__(self, folder: Path, corpus: Path) -> None:
         self._folder, self._corpus = folder, corpus
         self._server = Server()
-        self._bases: dict[tuple[str, tuple[Edit, ...]], tuple[Path, Features]] = {}
+        self._bases: dict[tuple[object, ...], tuple[Path, dict[str, Features]]] = {}
 
     def close(self) -> None:
         """Let the server end."""
         self._server.close()
 
-    def attempt(self, change: Change) -> Outcome:
-        """Run the recipe, change it, run it again, and compare with the truth."""
+    def attempt(self, change: Change, ways: Sequence[str]) -> list[Outcome]:
+        """Run the recipe, change it, run it again on each way, and compare with the truth."""
         try:
-            return self._attempt(change)
+            return self._attempt(change, tuple(ways))
         except (RuntimeError, ValueError, OSError) as error:  # of this harness
-            return Outcome(change, False, "cannot be tried", f"{type(error).__name__}: {error}")
+            told = f"{type(error).__name__}: {error}"
+            return [Outcome(change, way, False, "cannot be tried", told) for way in ways]
 
-    def _attempt(self, change: Change) -> Outcome:
-        base, stored = self._base(change)
+    def _attempt(self, change: Change, ways: tuple[str, ...]) -> list[Outcome]:
+        base, stored = self._base(change, ways)
         self._copy(base)
         call = Call([], {}, [])
         apply(change.edits, self._folder, call)
-        answer = self._run(change.recipe, call)
-        results = self._folder / "results"
-        served = self._features(results) if answer["error"] is None else {}
-        results.rename(self._folder / "results.changed")
-        truth = self._run(change.recipe, call)
+        answers = self._run(change.recipe, call, (*ways, TRUTH))
+        truth = answers[TRUTH]
         if truth["error"] is not None:
-            return Outcome(change, False, "does not run", truth.get("traceback", truth["message"]))
-        true = self._features(results)
-        worst = difference(stored, true)
-        matters, log = bool(worst), answer["log"]
+            told = str(truth.get("traceback", truth["message"]))
+            return [Outcome(change, way, False, "does not run", told) for way in ways]
+        true = self._features(TRUTH)
+        return [self._outcome(change, way, answers[way], stored[way], true) for way in ways]
+
+    def _outcome(
+        self, change: Change, way: str, answer: Answer, stored: Features, true: Features
+    ) -> Outcome:
+        worst, log = difference(stored, true), answer["log"]
+        matters = bool(worst)
         if answer["refused"]:
-            return Outcome(change, matters, "refused", self._without_paths(answer), log, worst)
+            told = self._without_paths(answer, way)
+            return Outcome(change, way, matters, "refused", told, log, worst)
         if answer["error"] is not None:
             how = f"raises {answer['error']}"
-            return Outcome(change, matters, how, answer.get("traceback", ""), log, worst)
-        how = "recomputed" if matters and not difference(served, true) else "served"
-        return Outcome(change, matters, how, "\n".join(log), log, worst)
+            return Outcome(change, way, matters, how, answer.get("traceback", ""), log, worst)
+        how = "recomputed" if matters and not difference(self._features(way), true) else "served"
+        return Outcome(change, way, matters, how, "\n".join(log), log, worst)
 
-    def _base(self, change: Change) -> tuple[Path, Features]:
-        """Run the recipe as it is before changes, once."""
-        key = (change.recipe, change.setup)
+    def _base(self, change: Change, ways: tuple[str, ...]) -> tuple[Path, dict[str, Features]]:
+        """Run the recipe as it is before changes, once on each way."""
+        key = (change.recipe, change.setup, ways)
         if key not in self._bases:
             base = self._folder.with_name(f"{self._folder.name}-base-{len(self._bases)}")
             recipe = HERE / "recipes" / change.recipe
@@ -135,19 +151,23 @@ class Stage:
             self._copy(base)
             call = Call([], {}, [])
             apply(change.setup, self._folder, call)
-            answer = self._run(change.recipe, call)
-            if answer["error"] is not None:
-                raise RuntimeError(f"{change.recipe} {change.setup}: {answer}")
+            for way, answer in self._run(change.recipe, call, ways).items():
+                if answer["error"] is not None:
+                    raise RuntimeError(f"{change.recipe} {change.setup}, {way}: {answer}")
             shutil.rmtree(base)
             shutil.copytree(self._folder, base, symlinks=True)
-            self._bases[key] = base, self._features(self._folder / "results")
+            found = {way: self._features(way) for way in ways}
+            for way in ways:
+                if worst := difference(found[ways[0]], found[way]):
+                    raise RuntimeError(f"{way} computes otherwise than {ways[0]}: {worst}")
+            self._bases[key] = base, found
         return self._bases[key]
 
     def _copy(self, base: Path) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
         shutil.copytree(base, self._folder, symlinks=True)
 
-    def _run(self, recipe: str, call: Call) -> dict[str, Any]:
+    def _run(self, recipe: str, call: Call, ways: Sequence[str]) -> dict[str, Answer]:
         stage, script = self._folder, self._folder / call.run.code / SCRIPTS[recipe]
         data, results = str(stage / call.run.data), str(stage / "results")
         if recipe == "brain":
@@ -163,24 +183,31 @@ class Stage:
                 "environment": call.environment,
                 "patches": call.patches,
                 "new_interpreter": call.run.new_interpreter,
+                "ways": {way: f"{self._place(way)}.json" for way in ways},
                 "answer": str(stage.with_name(stage.name + "-answer.json")),
             }
         )
 
-    def _features(self, results: Path) -> Features:
+    def _place(self, way: str) -> Path:
+        return self._folder / "results" / f"features-{way.replace(' ', '-')}"
+
+    def _features(self, way: str) -> Features:
+        place = self._place(way) / "all"
         try:
-            with featcache.open(results / "features" / "all", mapped=False) as cache:
+            with featcache.open(place, mapped=False) as cache:
                 return {
                     (id, feature): np.array(cache.read(id, feature))
                     for id in cache.ids
                     for feature in cache.features
                 }
         except FeatcacheError as error:
-            raise RuntimeError(f"the results in {results} cannot be read") from error
+            raise RuntimeError(f"the results in {place} cannot be read") from error
 
-    def _without_paths(self, answer: dict[str, Any]) -> str:
-        # the names of folders are in every message, and name no cause
-        return str(answer["message"]).replace(str(self._folder), "...").replace("features/all", "")
+    def _without_paths(self, answer: Answer, way: str) -> str:
+        # the names of folders, and tracebacks of a loader's workers, name no cause
+        text = str(answer["message"]).rpartition(f"featcache.errors.{answer['error']}: ")[2]
+        text = text.replace(str(self._folder), "...")
+        return text.replace(f"{self._place(way).name}/all", "")
 
 
 def difference(stored: Features, true: Features) -> str:

@@ -1,18 +1,24 @@
 """Hundreds of changes of two recipes: those that matter are noticed, the others cost nothing.
 
 `make rightness` runs them. For each change the recipe is run, changed, and run again in a new
-process; the changed recipe in an empty directory tells whether the change matters.
-FEATCACHE_RIGHTNESS names the share that must be noticed, in percent; FEATCACHE_RIGHTNESS_ONLY a
-pattern of the changes that are tried, "kind: name"; FEATCACHE_RIGHTNESS_JSON a file for all
-outcomes.
+process; the changed recipe in an empty directory tells whether the change matters. All changes are
+tried on the recipe's own way into a cache (the mixin, or `extract`), some on all ways (`ways.py` of
+each recipe). Environment variables, each prefixed with FEATCACHE_RIGHTNESS:
+
+- none behind it: the share that must be noticed, in percent;
+- _ONLY: a pattern of the changes that are tried, "kind: name";
+- _WAYS: the further ways, apart by commas;
+- _SHARE: the share of the changes that are tried on these, in percent; 100 tries all;
+- _JSON: a file for all outcomes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -59,10 +65,15 @@ LISTS = (
     harmless_data,
 )
 CHANGES: list[Change] = [change for each in LISTS for change in each.CHANGES]
+OWN = {"brain": "mixin", "plain": "extract"}  # a recipe's own way
+WAYS = ("mixin", "extract", "data set", "function", "decorator", "workers", "dask")
 PROCESSES = 2
 NOTICED = float(os.environ.get("FEATCACHE_RIGHTNESS", "97")) / 100
 NAMED = NOTICED * 93 / 97
 ONLY = os.environ.get("FEATCACHE_RIGHTNESS_ONLY", "")
+SHARE = float(os.environ.get("FEATCACHE_RIGHTNESS_SHARE", "10")) / 100
+FURTHER = os.environ.get("FEATCACHE_RIGHTNESS_WAYS", ",".join(WAYS)).split(",")
+SEED = 24
 
 
 def test_the_list_has_no_change_twice() -> None:
@@ -71,34 +82,51 @@ def test_the_list_has_no_change_twice() -> None:
 
 
 @pytest.fixture(scope="module")
-def tally(tmp_path_factory: pytest.TempPathFactory) -> Tally:
+def tallies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tally]:
     root = tmp_path_factory.mktemp("rightness")
     make_corpus(root / "corpus")
     chosen = [each for each in CHANGES if re.search(ONLY, f"{each.kind}: {each.name}")]
+    on_all = set(random.Random(SEED).sample(chosen, round(SHARE * len(chosen))))
     with ThreadPoolExecutor(PROCESSES) as pool:
         shares = [chosen[first::PROCESSES] for first in range(PROCESSES)]
-        tried = [pool.submit(_try, share, root, at) for at, share in enumerate(shares)]
-        tally = Tally(outcome for each in tried for outcome in each.result())
-    tally.print()
+        tried = [pool.submit(_try, share, on_all, root, at) for at, share in enumerate(shares)]
+        outcomes = [outcome for each in tried for outcome in each.result()]
+    found = {way: Tally(way, (each for each in outcomes if each.way == way)) for way in WAYS}
+    found["own"] = Tally("own", (each for each in outcomes if each.way == OWN[each.change.recipe]))
+    found["own"].print()
+    for way in FURTHER:
+        found[way].print_otherwise(found["own"])
     if "FEATCACHE_RIGHTNESS_JSON" in os.environ:
-        _write(tally, Path(os.environ["FEATCACHE_RIGHTNESS_JSON"]))
-    return tally
+        _write(outcomes, Path(os.environ["FEATCACHE_RIGHTNESS_JSON"]))
+    return found
 
 
-def _try(changes: Sequence[Change], root: Path, number: int) -> list[Outcome]:
+@pytest.fixture(scope="module")
+def tally(tallies: dict[str, Tally]) -> Tally:
+    return tallies["own"]
+
+
+def _try(
+    changes: Sequence[Change], on_all: Collection[Change], root: Path, number: int
+) -> list[Outcome]:
     stage = Stage(root / f"stage-{number}", root / "corpus")
+    found: list[Outcome] = []
     try:
-        return [stage.attempt(change) for change in changes]
+        for change in changes:
+            further = FURTHER if change in on_all else []
+            found += stage.attempt(change, [*dict.fromkeys((OWN[change.recipe], *further))])
     finally:
         stage.close()
+    return found
 
 
-def _write(tally: Tally, path: Path) -> None:
+def _write(outcomes: Sequence[Outcome], path: Path) -> None:
     rows = [
         {
             "name": outcome.change.name,
             "kind": outcome.change.kind,
             "recipe": outcome.change.recipe,
+            "way": outcome.way,
             "expected": outcome.change.expected,
             "matters": outcome.matters,
             "how": outcome.how,
@@ -107,7 +135,7 @@ def _write(tally: Tally, path: Path) -> None:
             "message": outcome.message,
             "log": outcome.log,
         }
-        for outcome in tally.outcomes
+        for outcome in outcomes
     ]
     path.write_text(json.dumps(rows, indent=1))
 

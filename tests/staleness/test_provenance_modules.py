@@ -80,6 +80,58 @@ def test_layers_called_order_hide_no_order() -> None:
     )
 
 
+class Recogniser:
+    """As a Brain that a function or a data set holds."""
+
+    def __init__(self, weight: float, of_classifier: float, kind: str = "encoder") -> None:
+        parts = {"encoder": weight, "classifier": of_classifier}
+        self.modules: Any = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in parts})
+        for name, value in parts.items():
+            torch.nn.init.constant_(self.modules[name].weight, value)
+            torch.nn.init.zeros_(self.modules[name].bias)
+        self.kind = kind
+
+    def by_name(self, id: str) -> Any:
+        return self.modules.encoder(frames_of(id))
+
+    def by_item(self, id: str) -> Any:
+        return self.modules["encoder"](frames_of(id))
+
+    def by_key(self, id: str) -> Any:
+        return self.modules[self.kind](frames_of(id))
+
+    def by_loop(self, id: str) -> Any:
+        return sum(each(frames_of(id)) for each in self.modules.values())
+
+    def by_variable(self, id: str) -> Any:
+        parts = self.modules
+        return parts[f"{self.kind}"](frames_of(id)) + parts.encoder(frames_of(id))
+
+    def handed_on(self, id: str) -> Any:
+        return by_any(self.modules, id) + self.modules.encoder(frames_of(id))
+
+    def asked_for(self, id: str) -> Any:
+        return getattr(self.modules, self.kind)(frames_of(id)) + self.by_name(id)
+
+
+def by_any(parts: Any, id: str) -> Any:
+    return parts.classifier(frames_of(id))
+
+
+def held(recogniser: Recogniser, method: str) -> Feats:
+    compute = getattr(Recogniser, method)
+    return lambda id: compute(recogniser, id)
+
+
+@pytest.mark.parametrize("method", [name for name in vars(Recogniser) if name[:1] != "_"])
+def test_modules_of_a_held_object_count_where_code_may_take_them(method: str) -> None:
+    by_default = fingerprint(held(Recogniser(1.0, 2.0), method))
+    assert fingerprint(held(Recogniser(1.0, 2.0), method)) == by_default
+    assert fingerprint(held(Recogniser(3.0, 2.0), method)) != by_default
+    trained = fingerprint(held(Recogniser(1.0, 4.0), method))
+    assert (trained == by_default) == (method in ("by_name", "by_item"))
+
+
 def test_weights_behind_a_weak_proxy_count() -> None:
     def through_a_proxy(seed: int) -> tuple[Feats, object]:
         torch.manual_seed(seed)

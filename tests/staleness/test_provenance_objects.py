@@ -282,3 +282,27 @@ def test_what_nothing_describes_is_told_once_with_the_key_to_give(
     (record,) = caplog.records
     assert "part (sqlite3.Connection)" in record.message
     assert "fingerprint={'part': " in record.message
+
+
+class Deep:
+    """An object that computes with much, some of it deep inside."""
+
+    def __init__(self, slope: float) -> None:
+        self.tables: dict[str, dict[str, object]] = {
+            f"table {number}": {"values": [*range(30)]} for number in range(12)
+        }
+        self.tables["table 7"]["inner"] = {"slope": slope}
+
+    def of(self, id: str) -> object:
+        return self.tables[id]
+
+
+def of_closure(deep: Deep) -> Callable[[str], object]:
+    return lambda id: deep.of(id)
+
+
+def test_a_change_within_a_large_object_is_named_by_its_place() -> None:
+    was, now = (provenance(of_closure(Deep(slope))).fingerprint({}) for slope in (0.1, 0.3))
+    (difference,) = differences(was, now)
+    assert difference.path[-4:] == ("deep", "tables", "table 7", "inner")
+    assert len(json.dumps(was)) < 10_000

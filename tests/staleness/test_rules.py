@@ -155,7 +155,7 @@ def test_an_extraction_goes_on_from_what_older_rules_described(
     cache, computed = extracted(extracted_by_older_rules)
     assert len(cache) == 20
     assert len(computed) <= 8  # the probe alone, twice where features may be random
-    assert "accepted fingerprint_rules: was (absent), now 1; modules.SCALE" in caplog.text
+    assert f"accepted fingerprint_rules: was (absent), now {VERSION}; modules.SCALE" in caplog.text
     assert dict(cache.fingerprint)[RULES] == VERSION
 
 

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import helpers
 import numpy as np
+import rightness_ways
 import speechbrain as sb
 import torch
+import ways
 from helpers import emphasise
 from hyperpyyaml import load_hyperpyyaml
 from lobes.base import FeatureBrain
@@ -154,7 +156,7 @@ def main(arguments):
     if os.environ.get("HALF_SCALE"):
         brain.mel_scale = brain.mel_scale / 2
     logger.info("computing the features of %d utterances", len(dataset))
-    brain.cache_features(dataset, split="all", loader_kwargs=hparams["cache_loader"])
+    rightness_ways.each(ways.WAYS, brain, dataset, hparams)
 
 
 if __name__ == "__main__":

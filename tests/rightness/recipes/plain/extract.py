@@ -12,7 +12,9 @@ from pathlib import Path
 
 import features
 import numpy as np
+import rightness_ways
 import torch
+import ways
 from corpus import Recordings
 from encoders import load_encoder
 from features import clip, mfcc_of
@@ -111,21 +113,8 @@ def main(arguments):
     """Cache the features."""
     settings = parse(arguments)
     torch.manual_seed(settings.seed)
-    declared = [
-        featcache.FeatureStorageConfig("mfcc"),
-        featcache.FeatureStorageConfig("hubert"),
-        featcache.FeatureStorageConfig("units", dtype="int16"),
-        featcache.FeatureStorageConfig("letters", dtype="int16"),
-    ]
-    path = settings.output / "features" / "all"
-    cache = featcache.extract(
-        Environment(settings),
-        path,
-        declared,
-        batch_size=settings.batch_size,
-        progressbar=not settings.quiet,
-    )
-    log.info("cached %d recordings", len(cache))
+    rightness_ways.each(ways.WAYS, Environment(settings), settings)
+    log.info("cached %d recordings", len(Recordings(settings.data)))
 
 
 if __name__ == "__main__":
