@@ -87,8 +87,8 @@ class Recogniser:
         parts = {"encoder": weight, "classifier": of_classifier}
         self.modules: Any = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in parts})
         for name, value in parts.items():
-            torch.nn.init.constant_(self.modules[name].weight, value)
-            torch.nn.init.zeros_(self.modules[name].bias)
+            torch.nn.init.constant_(self.modules[name].weight, value)  # type: ignore[arg-type]
+            torch.nn.init.zeros_(self.modules[name].bias)  # type: ignore[arg-type]
         self.kind = kind
 
     def by_name(self, id: str) -> Any:
