@@ -71,14 +71,14 @@ class PartsUnderWay:
         with explained(self._cache, self.kept):
             if self._held is None:  # who made it may have been killed before its names were durable
                 sync_directory(self._cache)
-            part = OpenPart(self._cache, features, header)
+            # at once among those that end with the writer: an interrupt (Ctrl-C) may come next
+            self.unsealed.append(OpenPart(self._cache, features, header))
             try:  # with the part's lock: whoever changes the cache from now on sees that
                 self._check_wanted(header)
             except BaseException:
-                part.discard()
+                self.unsealed.pop().discard()
                 raise
-        self.unsealed.append(part)
-        return part
+        return self.unsealed[-1]
 
     def _check_wanted(self, header: Header) -> None:
         if not self._manifest().is_building(header.build, header.fingerprint):
