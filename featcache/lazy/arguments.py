@@ -161,7 +161,8 @@ class ItemEntries(Arguments):
 
     def entry(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> int:
         """Return the stamp of the item whose number is the argument."""
-        return int(self._stamps[cast(int, args[0])])
+        (number,) = args
+        return self._stamps.item(cast(int, number))
 
 
 class Call:

@@ -648,14 +648,18 @@ def settled(tree: object) -> Any:
     """Return a description as plain JSON: arrays read, large parts as digests."""
     if isinstance(tree, LaterArray):
         return tree.digest()
-    if hasattr(tree, "to_json"):  # a module
-        return tree.to_json()
+    if hasattr(tree, "to_json"):
+        return _OfModule(tree.to_json())
     if isinstance(tree, dict):
         found = {key: settled(value) for key, value in tree.items()}
         return _shown(found, len(found))
     if isinstance(tree, list):
         return _shown([settled(value) for value in tree], len(tree))
     return tree
+
+
+class _OfModule(dict[str, Any]):
+    """Description of a module: shown as it is, in whatever it is held."""
 
 
 def _shown(tree: Any, items: int) -> Any:
@@ -671,27 +675,33 @@ def _shown(tree: Any, items: int) -> Any:
 
 def _cut(tree: Any, depth: int) -> Any:
     """Return a description whose parts of a depth are digests."""
-    if not isinstance(tree, dict | list):
+    inner = _inner(tree)
+    if inner is None:
         return tree
     if not depth:
         return _digest(tree)
-    if isinstance(tree, dict):
-        return {key: _cut(inner, depth - 1) for key, inner in tree.items()}
-    return [_cut(inner, depth - 1) for inner in tree]
+    cut = [_cut(each, depth - 1) for each in inner]
+    return dict(zip(tree, cut, strict=True)) if isinstance(tree, dict) else cut
 
 
 def _depth(tree: Any) -> int:
-    inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else None
+    inner = _inner(tree)
     return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
+
+
+def _leaves(tree: Any) -> int:
+    inner = _inner(tree)
+    return 1 if inner is None else sum(map(_leaves, inner))
+
+
+def _inner(tree: Any) -> list[Any] | None:
+    if isinstance(tree, _OfModule):
+        return None
+    return [*tree.values()] if isinstance(tree, dict) else tree if isinstance(tree, list) else None
 
 
 def _digest(tree: Any) -> str:
     return f"{len(tree)} items {digest(json.dumps(tree, sort_keys=True).encode())}"
-
-
-def _leaves(tree: Any) -> int:
-    inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else None
-    return 1 if inner is None else sum(map(_leaves, inner))
 
 
 def _key(tree: object) -> str:

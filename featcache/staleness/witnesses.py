@@ -16,7 +16,7 @@ from importlib.util import decode_source
 from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -221,13 +221,28 @@ def _with_change(line: str, was: object, now: object) -> str:
 
 
 def _weights(provenance: Provenance) -> dict[str, dict[str, str]]:
-    """Return digests of the tensors of each module that were read."""
-    parts = {
-        name: each
-        for name, each in provenance.described.items()
-        if isinstance(each, ModuleDescription)
-    }
-    return {name: each.weights.digests for name, each in parts.items() if each.weights.digests}
+    """Return digests of the tensors of each module, also of one that an object holds."""
+    found: dict[str, dict[str, str]] = {}
+    parts: dict[str, object] = {**provenance.described}
+    for path, each in _modules_in({**provenance.found, **parts}, ()):
+        if not each.weights.digests:
+            each.weights.digest()
+        if each.weights.digests:
+            name = path[-1]
+            if found.setdefault(name, each.weights.digests) != each.weights.digests:
+                found[".".join(path)] = each.weights.digests
+    return found
+
+
+def _modules_in(tree: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(tree, ModuleDescription):
+        yield path, tree
+    elif isinstance(tree, dict):
+        for name, inner in tree.items():
+            yield from _modules_in(inner, (*path, name))
+    elif isinstance(tree, list):
+        for inner in tree:
+            yield from _modules_in(inner, path)
 
 
 def _short(value: object) -> str:

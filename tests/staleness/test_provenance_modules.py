@@ -15,7 +15,9 @@ import torch
 
 import featcache
 from featcache.errors import ConfigError
+from featcache.format.fingerprint import differences
 from featcache.staleness.provenance import provenance
+from featcache.staleness.witnesses import changes, witnesses
 
 Feats = Callable[[str], Any]
 
@@ -80,15 +82,30 @@ def test_layers_called_order_hide_no_order() -> None:
     )
 
 
+def test_a_module_of_a_held_object_is_shown_whole_and_its_weights_by_name() -> None:
+    was, now = Recogniser(1.0, 2.0), Recogniser(3.0, 2.0)
+    for each in (was, now):
+        each.kind = [*range(300)]  # type: ignore[assignment]
+    now.modules.encoder.in_features = 4
+    found = [provenance(held(each, "by_any_kind")) for each in (was, now)]
+    told = [*map(str, differences(found[0].fingerprint({}), found[1].fingerprint({})))]
+    assert [line.partition(":")[0].partition("recogniser.")[2] for line in told] == [
+        "modules.encoder.settings.in_features",
+        "modules.encoder.weights",
+    ]
+    assert "weights of encoder: weight" in changes(*map(witnesses, found))
+
+
 class Recogniser:
     """As a Brain that a function or a data set holds."""
 
     def __init__(self, weight: float, of_classifier: float, kind: str = "encoder") -> None:
         parts = {"encoder": weight, "classifier": of_classifier}
-        self.modules: Any = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in parts})
-        for name, value in parts.items():
-            torch.nn.init.constant_(self.modules[name].weight, value)  # type: ignore[arg-type]
-            torch.nn.init.zeros_(self.modules[name].bias)  # type: ignore[arg-type]
+        layers = {name: torch.nn.Linear(2, 2) for name in parts}
+        for name, layer in layers.items():
+            torch.nn.init.constant_(layer.weight, parts[name])
+            torch.nn.init.zeros_(layer.bias)
+        self.modules: Any = torch.nn.ModuleDict(layers)
         self.kind = kind
 
     def by_name(self, id: str) -> Any:
@@ -96,6 +113,9 @@ class Recogniser:
 
     def by_item(self, id: str) -> Any:
         return self.modules["encoder"](frames_of(id))
+
+    def by_any_kind(self, id: str) -> Any:
+        return self.modules.encoder(frames_of(id)) + len(self.kind)
 
     def by_key(self, id: str) -> Any:
         return self.modules[self.kind](frames_of(id))
@@ -129,7 +149,7 @@ def test_modules_of_a_held_object_count_where_code_may_take_them(method: str) ->
     assert fingerprint(held(Recogniser(1.0, 2.0), method)) == by_default
     assert fingerprint(held(Recogniser(3.0, 2.0), method)) != by_default
     trained = fingerprint(held(Recogniser(1.0, 4.0), method))
-    assert (trained == by_default) == (method in ("by_name", "by_item"))
+    assert (trained == by_default) == (method in ("by_name", "by_item", "by_any_kind"))
 
 
 def test_weights_behind_a_weak_proxy_count() -> None:
