@@ -18,7 +18,7 @@ import torch
 
 from featcache.staleness.code import is_users, is_users_place
 from featcache.staleness.names import Step, words
-from featcache.staleness.values import MISSING, configured, is_configuration, proxied
+from featcache.staleness.values import MISSING, is_configuration, proxied
 
 # Names that code calls without naming them, and names that tell nothing: tables.
 
@@ -217,3 +217,11 @@ def _is_users(package: str) -> bool:
         return False
     places = [spec.origin] if spec.has_location else spec.submodule_search_locations or ()
     return any(place is not None and is_users_place(package, place) for place in places)
+
+
+def configured(value: Any, name: str | int) -> Any:
+    """Return an item of a configuration; its method, or `MISSING`, where it has no such item."""
+    with contextlib.suppress(LookupError, TypeError, ValueError):  # nothing to interpolate, say
+        if isinstance(name, int) or name in value:
+            return value[name]
+    return getattr(type(value), str(name), MISSING)
