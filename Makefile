@@ -57,7 +57,7 @@ faults: setup  ## let system calls of writers fail, 2,112 of them; three minutes
 fuzz: setup  ## damage caches, and what is adopted, in every way, 20,000 times each and more; fifteen minutes (FEATCACHE_FUZZ=10 tries ten times as many)
 	$(BIN)/pytest tests/fuzz -s --override-ini=timeout=3600
 
-rightness: setup  ## change two recipes in hundreds of ways: what matters must be noticed, nothing else; ten minutes
+rightness: setup  ## change two recipes in hundreds of ways: what matters must be noticed, nothing else; 20 minutes
 	$(BIN)/pytest tests/rightness -s --override-ini=timeout=7200
 
 floor: $(FLOOR)/.set-up  ## run the tests of `make test` with the lowest versions that pyproject.toml allows, on Python 3.11

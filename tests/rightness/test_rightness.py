@@ -2,8 +2,8 @@
 
 `make rightness` runs them. For each change the recipe is run, changed, and run again in a new
 process; the changed recipe in an empty directory tells whether the change matters. All changes are
-tried on the recipe's own way into a cache (the mixin, or `extract`), some on all ways (`ways.py` of
-each recipe). Environment variables, each prefixed with FEATCACHE_RIGHTNESS:
+tried on the recipe's own way into a cache (the mixin, or `extract`), some on all ways, which
+`brain_ways.py` and `plain_ways.py` hold. Environment variables, prefixed with FEATCACHE_RIGHTNESS:
 
 - none behind it: the share that must be noticed, in percent;
 - _ONLY: a pattern of the changes that are tried, "kind: name";
@@ -74,6 +74,11 @@ ONLY = os.environ.get("FEATCACHE_RIGHTNESS_ONLY", "")
 SHARE = float(os.environ.get("FEATCACHE_RIGHTNESS_SHARE", "10")) / 100
 FURTHER = os.environ.get("FEATCACHE_RIGHTNESS_WAYS", ",".join(WAYS)).split(",")
 SEED = 24
+# what the user loads outside of the function, or what it holds, may be seen otherwise: the README
+OF_ARGUMENTS = {"data", "harmless data", "harmless libraries"}
+OTHERWISE = dict.fromkeys(("function", "decorator", "workers"), OF_ARGUMENTS) | {
+    "data set": {"data"}
+}
 
 
 def test_the_list_has_no_change_twice() -> None:
@@ -161,3 +166,13 @@ def test_messages_name_the_cause(tally: Tally) -> None:
 def test_no_clear_change_is_refused(tally: Tally) -> None:
     refused = [outcome.change.name for outcome in tally.false_clear]
     assert len(refused) <= 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_further_way_has_the_same_verdicts(way: str, tallies: dict[str, Tally]) -> None:
+    tally = tallies[way]
+    others = [each.change for each in tally.otherwise(tallies["own"])]
+    may_be = OTHERWISE.get(way, set())
+    assert [change.name for change in others if change.kind not in may_be] == []
+    assert [outcome.change.name for outcome in tally.broken] == []
+    assert len(tally.unnamed) <= (1 - NAMED) * len(tally.refused)

@@ -9,12 +9,12 @@ import os
 import sys
 from pathlib import Path
 
+import brain_ways
 import helpers
 import numpy as np
 import rightness_ways
 import speechbrain as sb
 import torch
-import ways
 from helpers import emphasise
 from hyperpyyaml import load_hyperpyyaml
 from lobes.base import FeatureBrain
@@ -156,7 +156,7 @@ def main(arguments):
     if os.environ.get("HALF_SCALE"):
         brain.mel_scale = brain.mel_scale / 2
     logger.info("computing the features of %d utterances", len(dataset))
-    rightness_ways.each(ways.WAYS, brain, dataset, hparams)
+    rightness_ways.each(brain_ways.WAYS, brain, dataset, hparams)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import features
 import numpy as np
+import plain_ways
 import rightness_ways
 import torch
-import ways
 from corpus import Recordings
 from encoders import load_encoder
 from features import clip, mfcc_of
@@ -113,7 +113,7 @@ def main(arguments):
     """Cache the features."""
     settings = parse(arguments)
     torch.manual_seed(settings.seed)
-    rightness_ways.each(ways.WAYS, Environment(settings), settings)
+    rightness_ways.each(plain_ways.WAYS, Environment(settings), settings)
     log.info("cached %d recordings", len(Recordings(settings.data)))
 
 
