@@ -19,7 +19,7 @@ from dask.distributed import Client, KilledWorker
 from featcache import ParallelConfig
 from featcache.errors import ComputeError, ConfigError, MissingDependencyError
 from featcache.workers import get_client, with_worker_env, worker_env
-from featcache.workers.worker_env import SetupFn, WorkerEnv
+from featcache.workers.environments import SetupFn, WorkerEnv
 
 T = TypeVar("T")
 TWO = ParallelConfig("local", 2)

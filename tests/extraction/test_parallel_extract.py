@@ -26,7 +26,7 @@ from featcache.errors import (
 )
 from featcache.extraction.outcomes import ProgressBar, TaskProgress
 from featcache.workers import get_client, worker_env
-from featcache.workers.worker_env import _BUILT, WorkerEnv
+from featcache.workers.environments import _BUILT, WorkerEnv
 
 SERIAL: dict[str, Any] = {"parallel": None}
 
