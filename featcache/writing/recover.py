@@ -114,7 +114,8 @@ def copy_part(
     Statistics are computed again unless the journal is `whole`.
     """
     target = dead.directory.with_name(dead.name + RECOVERED)
-    if (target / SEAL).exists():
+    if (target / SEAL).exists():  # whoever sealed it may have been killed before it was durable
+        sync_directory(target)
         return
     if target.exists():
         remove_part(target)
