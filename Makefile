@@ -28,7 +28,7 @@ SHARING_TESTS := tests/test_sharing.py tests/lazy/test_shared_functions.py \
 
 NOT_IN_TEST := $(addprefix --ignore=,$(WORKER_TESTS) $(CRASH_TESTS) $(FAULT_TESTS))
 
-.PHONY: setup demo stale test workers crash torture faults fuzz rightness floor lint fmt check map bench speed clean
+.PHONY: setup demo stale test workers crash torture faults fuzz rightness floor lint fmt check map bench speed mutants clean
 
 setup: $(STAMP)  ## make .venv and install the pinned versions
 
@@ -84,6 +84,11 @@ bench: setup  ## measure reading, feeding and scale, against the peers; about tw
 
 speed: setup  ## measure eight figures against the commit before, in turns, and say which became slower; five minutes
 	$(BIN)/python benchmarks/speed.py
+
+mutants: setup  ## make small mistakes in the library, 300 of them, and see whether a test notices; half an hour
+	mkdir -p results && rm -f results/mutants.*
+	$(BIN)/python tests/mutants/mutants.py map results/mutants.json $(NOT_IN_TEST) tests
+	$(BIN)/python tests/mutants/mutants.py run results/mutants.json results/mutants.txt $(NOT_IN_TEST) tests
 
 clean:  ## remove everything that the words above made
 	rm -rf $(VENV) $(FLOOR) results recipes/*/results build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*

@@ -16,11 +16,10 @@ from featcache.format.feature_sets import stored_sets
 from featcache.format.files import reading
 from featcache.format.lock import at_work
 from featcache.reading.containers import NO_ROOTS, absolute_roots
-from featcache.reading.generation import Generation
+from featcache.reading.generation import Generation, OpenSettings
 from featcache.reading.opening import (
     CachePath,
     Expectation,
-    OpenSettings,
     damage_of,
     missing_from,
     open_again,
@@ -114,7 +113,7 @@ class Cache(FeatureTable):
     @property
     def version(self) -> str | None:
         """The tag that it was opened by; None: none."""
-        return self.opened.version
+        return self.opened.settings.version
 
     @property
     def generation(self) -> int:
@@ -210,7 +209,7 @@ class Cache(FeatureTable):
         `CacheLockedError` while the cache is written.
         """
         with self._editing("delete from it"):
-            edit.delete(self.path, ids, self.opened.roots)
+            edit.delete(self.path, ids, self.opened.settings.roots)
 
     def collect(self) -> None:
         """Read all bytes of adopted sources once: their checksums and statistics are kept.
@@ -222,7 +221,7 @@ class Cache(FeatureTable):
         `nonfinite="keep"`.
         """
         with self._editing("collect"):
-            edit.collect(self.path, self.opened.roots)
+            edit.collect(self.path, self.opened.settings.roots)
 
     @property
     def tags(self) -> dict[str, int]:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import speechbrain as sb
 import torch
+from speechbrain.dataio.batch import PaddedBatch
 from speechbrain.dataio.dataset import DynamicItemDataset
+from torch.utils.data import IterableDataset
 
 import featcache
-from featcache.brain import FeatureCacheMixin
-from featcache.extraction.unpad import unpad
-from featcache.storage import FeatureStorage
-from featcache.store import Cache
-from featcache.tables.table import FeatureTable
+from featcache import Cache, FeatureCacheMixin, FeatureStorage, FeatureTable, unpad
 
 HOP = 10
 
@@ -117,3 +116,35 @@ def failures(storage: FeatureStorage, split: str = "train") -> list[dict[str, An
 
 def failed(view: FeatureTable) -> list[str]:
     return sorted(featcache.open(view.path).failed)
+
+
+class Hidden:
+    """A map-style data set that does not show its ids."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[index]
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self._dataset[index] for index in range(len(self._dataset))])
+
+
+COLLATED: dict[str, Any] = {"collate_fn": PaddedBatch, "batch_size": 2}
+
+
+class EnergyAlone(Recipe):
+    """A second Brain over the same utterances."""
+
+    def compute_features(self, batch: Any, stage: Any) -> Any:
+        frames = batch.sig.data.unfold(1, HOP, HOP)
+        return unpad(batch.id, batch.frames, {"energy": frames.square().sum(dim=2)})

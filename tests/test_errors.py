@@ -110,28 +110,6 @@ def test_the_nearest_names_are_told(name: object, known: list[str], message: str
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"backend": None}, "no backend None is installed"),
-        ({"backend": 5}, "no backend 5 is installed"),
-        ({"codec": 5}, "has no codec 5"),
-        ({"dtype": None}, "dtype None cannot be used"),
-        ({"dtype": ">f4x"}, "dtype '>f4x' cannot be used"),
-        ({"options": ["level"]}, r"options are a dict by name, not \['level'\]"),
-        ({"options": "level"}, "options are a dict by name, not 'level'"),
-        ({"options": {5: 1}}, "has no option 5"),
-        ({"stats": "no"}, "stats is true, false or null, not 'no'"),
-        ({"time_axis": False}, "time_axis False is not supported"),
-        ({"time_axis": "0"}, "time_axis '0' is not supported"),
-        ({"nonfinite": None}, "nonfinite is 'raise' or 'keep', not None"),
-    ],
-)
-def test_a_setting_of_another_type_is_named(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        FeatureStorageConfig("fbank", **settings)
-
-
-@pytest.mark.parametrize(
     "features",
     [
         {"fbank": {"dtype": "float16"}},
@@ -150,11 +128,6 @@ def test_features_that_are_no_declarations_are_refused(tmp_path: Path, features:
         with pytest.raises(ConfigError, match="FeatureStorageConfig"):
             make()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_feature_under_another_name_is_refused_by_a_writer_too(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'fbank' is listed as 'mel'"):
-        CacheWriter(tmp_path / "cache", {"mel": FeatureStorageConfig("fbank")})
 
 
 @pytest.mark.parametrize("split", [None, 5, Path("train"), "a\0b", "", ".", "..", "a/b"])

@@ -78,3 +78,13 @@ def test_no_two_classes_have_one_name() -> None:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     ]
     assert {name for name in classes if classes.count(name) > 1} == set()
+
+
+def test_each_helper_at_the_root_of_the_tests_is_on_their_map() -> None:
+    tests = ROOT / "tests"
+    page = (tests / "README.md").read_text()
+    helpers = {path.name for path in tests.glob("*.py")} - {"conftest.py"}
+    missing = {name for name in helpers if not name.startswith("test_") and name not in page}
+    assert not missing
+    named = {word.strip("`") for word in page.split() if word.endswith(".py`") and "/" not in word}
+    assert named <= helpers

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from featcache import GlobalMVN
 from featcache.errors import FeatureError
-from featcache.mvn import GlobalMVN
 from featcache.stats import FeatureStats
 
 FRAMES = (

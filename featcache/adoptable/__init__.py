@@ -168,7 +168,7 @@ class Kind(Protocol):
         """Whether the user means a store of this kind; a look at a few files at most.
 
         `what` is the file that the user named, relative to the place, or "" for all `files()`.
-        Raises nothing: what it cannot read is not of its kind.
+        What it cannot read is not of its kind: then it may as well raise `AdoptionError`.
         """
 
     def index(self, place: Place, what: str, options: Options) -> Found:

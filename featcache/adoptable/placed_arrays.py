@@ -18,6 +18,9 @@ from featcache.errors import AdoptionError
 from featcache.interface import Ints, storage_dtype
 
 NO_OPTIONS: Mapping[str, object] = {}
+ONE_BY_ONE = (
+    "adopt the features one by one into one cache: it has the utterances that have all of them"
+)
 
 
 class PlacedArray(NamedTuple):
@@ -58,10 +61,16 @@ class ArrayColumns:
     Args:
         feature: its name.
         time_axis: as in `Options`.
+        remedy: what to do where an utterance lacks the feature, as the end of a message.
     """
 
-    def __init__(self, feature: str, time_axis: Literal[0, "auto"] | None = "auto") -> None:
-        self.feature = feature
+    def __init__(
+        self,
+        feature: str,
+        time_axis: Literal[0, "auto"] | None = "auto",
+        remedy: str = ONE_BY_ONE,
+    ) -> None:
+        self.feature, self._remedy = feature, remedy
         self.ids: list[str] = []
         self._time_axis = time_axis
         self._shapes: list[tuple[int, ...]] = []
@@ -104,8 +113,11 @@ class ArrayColumns:
         stored = stored_as(self.feature, self.ids, self._shapes, self._dtypes, self._time_axis)
         codec, options = self._encoding or (RAW, NO_OPTIONS)
         counts = np.frombuffer(self._counts, np.int64)
-        if not stored.has_frames and codec != RAW:
-            self._check_one_block(counts)
+        if not stored.has_frames and codec != RAW and (counts > 1).any():
+            self._refuse(
+                self.ids[int((counts > 1).argmax())],
+                "lies in several blocks, which an array without a time axis cannot",
+            )
         order = self._order(ids)
         first = np.append(0, np.cumsum(counts[order]))
         extents = _ragged(np.append(0, np.cumsum(counts)), first, order)
@@ -138,13 +150,6 @@ class ArrayColumns:
                 f"{_described(*self._encoding)}",
             )
 
-    def _check_one_block(self, counts: Ints) -> None:
-        if (counts > 1).any():
-            self._refuse(
-                self.ids[int((counts > 1).argmax())],
-                "lies in several blocks, which an array without a time axis cannot",
-            )
-
     def _order(self, ids: Sequence[str]) -> Ints:
         if self.ids == ids and len(set(ids)) == len(ids):
             return np.arange(len(ids))
@@ -156,8 +161,7 @@ class ArrayColumns:
         for lacks in set(ids) ^ numbers.keys():
             raise AdoptionError(
                 f"feature {self.feature!r}: utterance {lacks!r} lacks it, or another feature: a "
-                "cache holds each feature of each utterance; adopt the features one by one into "
-                "one cache: it has the utterances that have all of them"
+                f"cache holds each feature of each utterance; {self._remedy}"
             )
         return np.fromiter((numbers[id] for id in ids), np.int64, len(ids))
 

@@ -392,8 +392,9 @@ def _recognised(place: LocalPlace, what: str) -> Kind:
         except ConfigError as error:
             broken.append(str(error))
             continue
-        if kind.recognises(place, what):
-            found.append(kind)
+        with suppress(AdoptionError):  # it cannot read that
+            if kind.recognises(place, what):
+                found.append(kind)
     if len(found) == 1:
         return found[0]
     names = ", ".join(repr(kind.name) for kind in found)
@@ -449,8 +450,10 @@ def as_cache(
         raise ConfigError(f"no setting {sorted(others)[0]!r} of featcache.adopt; there are {told}")
     is_new = not beside.exists()
     try:
-        with _said_of_settings():
+        try:
             opened = _cache_of(source, beside, settings, copies)
+        except AdoptionError as error:
+            raise AdoptionError(f"{error} ({SAID})") from error
         with opened as cache:
             yield cache
         shutil.rmtree(cache.path)
@@ -459,15 +462,6 @@ def as_cache(
         if is_new:
             with suppress(OSError):  # where anything was written
                 beside.rmdir()
-
-
-@contextmanager
-def _said_of_settings() -> Iterator[None]:
-    """Return where a caller who is not `adopt` gives the settings that refusals name."""
-    try:
-        yield
-    except AdoptionError as error:
-        raise AdoptionError(f"{error} ({SAID})") from error
 
 
 def _cache_of(source: Path, beside: Path, settings: Mapping[str, Any], copies: bool) -> Cache:

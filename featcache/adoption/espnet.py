@@ -13,12 +13,11 @@ from collections.abc import Container
 from featcache.adoptable import CONVERT, Found, Options, Place
 from featcache.adoption.npy_files import npy_feature
 from featcache.adoption.place import is_pattern
-from featcache.adoption.scp import Scp, read_annotations, read_scp, read_table
+from featcache.adoption.scp import Scp, first_line, read_annotations, read_scp, read_table
 from featcache.errors import AdoptionError
 
 FOLDERS = ("collect_feats/", "")
 _ARRAYS = re.compile(rb"\.npy$|\.ark(:\d+)?$")  # ends of lines
-LINE_BYTES = 4096
 
 
 class EspnetKind:
@@ -28,10 +27,7 @@ class EspnetKind:
 
     def recognises(self, place: Place, what: str) -> bool:
         """Whether this is an scp of `.npy` files, or a folder with some."""
-        try:
-            lines = [_first_line(place, what)] if what else [*_scps(place).values()]
-        except AdoptionError:
-            return False
+        lines = [first_line(place, what)] if what else [*_scps(place).values()]
         return (not what or what.endswith(".scp")) and any(map(_names_npy, lines))
 
     def index(self, place: Place, what: str, options: Options) -> Found:
@@ -77,7 +73,7 @@ def _scps(place: Place) -> dict[str, bytes]:
         return {}
     for folder in FOLDERS:
         paths = [f"{folder}{name}" for name in place.names(folder) if name.endswith(".scp")]
-        lines = {path: _first_line(place, path) for path in paths}
+        lines = {path: first_line(place, path) for path in paths}
         found = {path: line for path, line in lines.items() if _ARRAYS.search(line)}
         if found:
             return found
@@ -90,14 +86,6 @@ def _names_npy(line: bytes) -> bool:
 
 def _is_length(key: str, keys: Container[str]) -> bool:
     return key.endswith("_lengths") and key.removesuffix("_lengths") in keys
-
-
-def _first_line(place: Place, path: str) -> bytes:
-    try:
-        with place.open(path) as source:
-            return source.read(0, min(source.size, LINE_BYTES)).partition(b"\n")[0].rstrip()
-    except AdoptionError:
-        return b""
 
 
 def _key(scp: str) -> str:

@@ -33,11 +33,8 @@ class FairseqKind:
 
     def recognises(self, place: Place, what: str) -> bool:
         """Whether this is an array with lengths beside it, or a folder of them alone."""
-        try:
-            arrays = _arrays(place, what)
-            return len(arrays) > 0 and all(lengths_beside(place, path) for path in arrays)
-        except AdoptionError:
-            return False
+        arrays = _arrays(place, what)
+        return len(arrays) > 0 and all(lengths_beside(place, path) for path in arrays)
 
     def index(self, place: Place, what: str, options: Options) -> Found:
         """Cut the arrays where their lengths say."""

@@ -8,7 +8,6 @@ and `utt2lang` beside an scp are the annotations text, speaker, duration and lan
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from array import array
@@ -20,19 +19,26 @@ from numpy.typing import NDArray
 
 from featcache.adoptable import (
     CONVERT,
+    RAW,
     ByteSource,
     Found,
     FoundFeature,
     Options,
     Place,
-    Stored,
     Value,
-    one_piece,
-    stored_as,
 )
+from featcache.adoptable.placed_arrays import ArrayColumns, PlacedArray
 from featcache.adoption.ark import HEAD_BYTES, ID_BYTES, ArkObject, ark_object, check_end
 from featcache.adoption.place import Window, is_pattern
-from featcache.adoption.scp import Scp, is_there, read_annotations, read_scp, read_table, seconds_of
+from featcache.adoption.scp import (
+    Scp,
+    first_line,
+    is_there,
+    read_annotations,
+    read_scp,
+    read_table,
+    seconds_of,
+)
 from featcache.errors import AdoptionError
 from featcache.interface import Ints
 
@@ -50,14 +56,11 @@ class KaldiKind:
 
     def recognises(self, place: Place, what: str) -> bool:
         """Whether this is an scp of archives, or archives."""
-        try:
-            path = what or _scp_or_ark(place)
-            if path.endswith(".scp"):
-                line = _first_line(place, path).split()
-                return len(line) > 1 and not line[-1].endswith(b".npy")
-            return path.endswith(".ark")
-        except AdoptionError:
-            return False
+        path = what or _scp_or_ark(place)
+        if path.endswith(".scp"):
+            line = first_line(place, path).split()
+            return len(line) > 1 and not line[-1].endswith(b".npy")
+        return _is_ark(path)
 
     def index(self, place: Place, what: str, options: Options) -> Found:
         """Find all objects of the archives."""
@@ -74,47 +77,16 @@ class KaldiKind:
                 raise AdoptionError(f"there is no {SCP} nor .ark file in {place.name!r}")
             scp, objects = _walked(place, archives)
             annotations = {}
-        feature = _feature(scp, objects, options, _frame_s(place, path))
+        feature = _feature(place, scp, objects, options, _frame_s(place, path))
         return _found(scp, options.feature, feature, annotations)
 
 
 KIND = KaldiKind()
 
 
-class _Objects:
-    """Columns of the objects of archives, by row; shapes and dtypes are shared objects."""
-
-    def __init__(self, count: int) -> None:
-        self.begin, self.nbytes = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        self.skip = np.zeros(count, np.int64)
-        self.block_rows = np.zeros(count, np.int64)
-        self.shapes: list[tuple[int, ...]] = [()] * count
-        self.dtypes: list[str] = [""] * count
-        self.is_raw = True
-        self._shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
-
-    def put(self, row: int, found: ArkObject) -> None:
-        self.begin[row], self.nbytes[row] = found.begin, found.nbytes
-        self.block_rows[row] = found.shape[0]
-        self.shapes[row] = self._shapes.setdefault(found.shape, found.shape)
-        self.dtypes[row] = found.dtype
-        self.is_raw &= found.is_raw
-
-    def cut(self, row: int, within: str) -> None:
-        """Leave the rows of a range, `[first:last]` in an scp."""
-        begin, end = _range(within, self.shapes[row])
-        self.skip[row], self.shapes[row] = begin, (end - begin, *self.shapes[row][1:])
-
-    def name_columns(self) -> None:
-        """Give empty matrices, which Kaldi writes without columns, the columns of the others."""
-        if (0, 0) in self._shapes:
-            shape = next((shape for shape in self.shapes if shape[0]), (0, 0))
-            empty = (0, *shape[1:])
-            self.shapes = [empty if shape == (0, 0) else shape for shape in self.shapes]
-
-
-def _objects_of(place: Place, scp: Scp) -> _Objects:
-    objects = _Objects(len(scp.ids))
+def _objects_of(place: Place, scp: Scp) -> list[ArkObject]:
+    """Return the object of each line; several lines may have ranges of one."""
+    objects: dict[int, ArkObject] = {}
     order = np.lexsort((scp.offset, scp.file))
     ends = np.searchsorted(scp.file[order], np.arange(len(scp.files)), "right").tolist()
     begin = 0
@@ -123,19 +95,11 @@ def _objects_of(place: Place, scp: Scp) -> _Objects:
             window, last = Window(source), -1
             for row in order[begin:end].tolist():
                 offset = int(scp.offset[row])
-                if offset != last:  # an object may have several ranges
+                if offset != last:
                     found = _object_at(window, offset, scp.ids[row])
-                objects.put(row, found)
-                last = offset
+                objects[row], last = found, offset
         begin = end
-    for row, within in scp.ranges.items():
-        try:
-            objects.cut(row, within)
-        except ValueError as error:
-            raise AdoptionError(
-                f"{place.name!r}: utterance {scp.ids[row]!r} is [{within}] of an array: {error}"
-            ) from None
-    return objects
+    return [objects[row] for row in range(len(scp.ids))]
 
 
 def _object_at(source: ByteSource, offset: int, id: str) -> ArkObject:
@@ -157,10 +121,10 @@ def _object_at(source: ByteSource, offset: int, id: str) -> ArkObject:
     return found
 
 
-def _walked(place: Place, archives: list[str]) -> tuple[Scp, _Objects]:
+def _walked(place: Place, archives: list[str]) -> tuple[Scp, list[ArkObject]]:
     """Go through archives from object to object."""
     ids: list[str] = []
-    file, offset, found = array("q"), array("q"), []
+    file, offset, found = array("q"), array("q"), list[ArkObject]()
     for number, path in enumerate(archives):
         with place.open(path) as source:
             window, at = Window(source), 0
@@ -171,11 +135,7 @@ def _walked(place: Place, archives: list[str]) -> tuple[Scp, _Objects]:
                 file.append(number)
                 offset.append(begin)
                 at = begin + found[-1].nbytes
-    objects = _Objects(len(ids))
-    for row, each in enumerate(found):
-        objects.put(row, each)
-    scp = Scp(ids, archives, np.array(file, np.int64), np.array(offset, np.int64))
-    return scp, objects
+    return Scp(ids, archives, np.array(file, np.int64), np.array(offset, np.int64)), found
 
 
 def _id_at(source: ByteSource, at: int) -> tuple[str, int]:
@@ -213,40 +173,31 @@ def _bounds(text: str, length: int) -> tuple[int, int]:
     return int(first), int(last) + 1
 
 
-def _feature(scp: Scp, objects: _Objects, options: Options, frame_s: float | None) -> FoundFeature:
-    if {*objects.dtypes} == {"int32"} and {*objects.shapes} == {(0,)}:
+def _feature(
+    place: Place, scp: Scp, objects: list[ArkObject], options: Options, frame_s: float | None
+) -> FoundFeature:
+    if {each.dtype for each in objects} == {"int32"} and {each.shape for each in objects} == {(0,)}:
         raise AdoptionError(
             f"all utterances, such as {scp.ids[0]!r}, are empty vectors of integers, or zeros: "
             f"both have the same bytes; {CONVERT}"
         )
-    objects.name_columns()
-    stored = stored_as(options.feature, scp.ids, objects.shapes, objects.dtypes, options.time_axis)
-    if frame_s is not None and not stored.has_frames:
-        frame_s = None
-    if not objects.is_raw:
-        return _encoded(scp, objects, stored, frame_s)
-    row_bytes = np.dtype(stored.dtype).itemsize * math.prod(stored.dims)
-    offset = scp.offset + objects.begin + objects.skip * row_bytes
-    return replace(one_piece(stored, scp.file, offset), frame_s=frame_s)
-
-
-def _encoded(scp: Scp, objects: _Objects, stored: Stored, frame_s: float | None) -> FoundFeature:
-    has_bytes = stored.rows * math.prod(stored.dims) > 0
-    cut = objects.skip.any() or bool(scp.ranges)
-    return FoundFeature(
-        dtype=stored.dtype,
-        dims=stored.dims,
-        has_frames=stored.has_frames,
-        rows=stored.rows,
-        first=np.append(0, np.cumsum(has_bytes)).astype(np.int64),
-        container=scp.file[has_bytes].astype(np.int32),
-        offset=scp.offset[has_bytes],
-        nbytes=objects.nbytes[has_bytes],
-        codec="kaldi",
-        block_rows=objects.block_rows if cut else None,
-        skip=objects.skip if cut else None,
-        frame_s=frame_s,
-    )
+    # empty matrices, which Kaldi writes without columns, have the columns of the others
+    empty = (0, *next((each.shape for each in objects if each.shape[0]), (0, 0))[1:])
+    codec = RAW if all(each.is_raw for each in objects) else "kaldi"
+    columns = ArrayColumns(options.feature, options.time_axis, CONVERT)
+    lines = zip(scp.ids, scp.file.tolist(), scp.offset.tolist(), objects, strict=True)
+    for row, (id, file, offset, each) in enumerate(lines):
+        shape = empty if each.shape == (0, 0) else each.shape
+        begin = each.begin if codec == RAW else 0
+        extents = ((offset + begin, each.nbytes - begin),) if math.prod(shape) else ()
+        try:
+            window = _range(scp.ranges[row], shape) if row in scp.ranges else None
+        except ValueError as error:
+            raise AdoptionError(
+                f"{place.name!r}: utterance {id!r} is [{scp.ranges[row]}] of an array: {error}"
+            ) from None
+        columns.add(id, file, PlacedArray(each.dtype, shape, extents, codec), window)
+    return columns.found(scp.ids, frame_s)
 
 
 def _found(
@@ -262,19 +213,13 @@ def _found(
 def _tell_others(place: Place) -> None:
     """Warn of scps of archives in a folder that are passed over, such as that of the pitch."""
     others = [name for name in place.names("") if name.endswith(".scp") and name != SCP]
-    others = [name for name in others if b".ark:" in _first_line(place, name)]
+    others = [name for name in others if b".ark:" in first_line(place, name)]
     if others:
         _log.warning(
             "%r: %s alone is adopted, not %s; adopt these by their names into the same cache, each "
             "with a feature= of its own",
             place.name, SCP, ", ".join(map(repr, others)),
         )  # fmt: skip
-
-
-def _first_line(place: Place, path: str) -> bytes:
-    with contextlib.suppress(AdoptionError), place.open(path) as source:
-        return source.read(0, min(source.size, ID_BYTES)).partition(b"\n")[0]
-    return b""  # it cannot be read, and nobody has asked for it
 
 
 def _scp_or_ark(place: Place) -> str:

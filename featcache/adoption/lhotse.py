@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from decimal import ROUND_HALF_UP, Decimal
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,10 +23,10 @@ from featcache.adoptable.placed_arrays import (
     NamesArrays,
     PlacedArray,
 )
-from featcache.adoption.npy_files import NpyHeader, npy_header_of, read_npy_header
-from featcache.adoption.place import GatheredValues, Window
+from featcache.adoption.npy_files import npy_header_of, read_npy_header
+from featcache.adoption.place import GatheredValues, SourceFile, Window
 from featcache.adoption.webdataset.tar_walk import TarMember, members
-from featcache.errors import AdoptionError, ConfigError, FeatcacheError, describe
+from featcache.errors import AdoptionError, ConfigError, describe
 from featcache.registry import get_kind
 
 # Lines of lhotse manifests: where the arrays of each cut are stored, and what is said of it.
@@ -104,7 +105,7 @@ def is_manifest(source: ByteSource) -> bool:
 
 
 def _lines(source: ByteSource) -> Iterator[bytes]:
-    file: io.BufferedIOBase = io.BufferedReader(_Raw(source), 1 << 20)
+    file: io.BufferedIOBase = io.BufferedReader(SourceFile(source), 1 << 20)
     rest = source.size
     if source.path.endswith(".gz"):
         file = gzip.GzipFile(fileobj=file)
@@ -122,20 +123,6 @@ def _lines(source: ByteSource) -> Iterator[bytes]:
             yield line
     except (OSError, EOFError, zlib.error) as error:
         raise AdoptionError(f"{source.path!r} cannot be read: {describe(error)}") from error
-
-
-class _Raw(io.RawIOBase):
-    def __init__(self, source: ByteSource) -> None:
-        self._source, self._at = source, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        data = self._source.read(self._at, min(len(buffer), self._source.size - self._at))
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
 
 
 def _features(fields: Fields) -> Item:
@@ -323,10 +310,11 @@ class LhotseStorage:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._open: dict[str, NamedArrays] = {}
-        self._sizes: dict[str, int] = {}
-        self._chunk_frames: dict[str, int] = {}
+        # asked for of each array
+        self._size = cache(self._read_size)
+        self._chunk_frames = cache(self._read_chunk_frames)
+        self._absolute = cache(lambda path: str(Path(path).absolute()))
         self._members: dict[str, dict[str, TarMember]] = {}
-        self._absolutes: dict[str, str] = {}
         self._ways: dict[str, Callable[[StoredArray], tuple[str, PlacedArray]]] = {
             "numpy_hdf5": self._numpy_hdf5,
             "lilcom_hdf5": self._lilcom_hdf5,
@@ -370,10 +358,8 @@ class LhotseStorage:
 
     def _chunked_lilcom_hdf5(self, stored: StoredArray) -> tuple[str, PlacedArray]:
         path = self._absolute(stored.path)
-        if path not in self._chunk_frames:
-            self._chunk_frames[path] = self._read_chunk_frames(path)
         blocks = self._hdf5(path).blocks(stored.key)
-        return path, _lilcom(stored, blocks, self._chunk_frames[path])
+        return path, _lilcom(stored, blocks, self._chunk_frames(path))
 
     def _read_chunk_frames(self, path: str) -> int:
         placed = self._hdf5(path).place(CHUNK_SIZE)
@@ -402,7 +388,7 @@ class LhotseStorage:
 
     def _numpy_files(self, stored: StoredArray) -> tuple[str, PlacedArray]:
         path = self._below(stored)
-        return path, _npy(npy_header_of(self._place, path, stored.key))
+        return path, npy_header_of(self._place, path, stored.key).placed()
 
     def _lilcom_files(self, stored: StoredArray) -> tuple[str, PlacedArray]:
         path = self._below(stored)
@@ -421,7 +407,7 @@ class LhotseStorage:
         where = f"{stored.path!r}, {member.name!r}"
         with self._place.open(stored.path) as source:
             header = read_npy_header(source.read, member.offset, member.nbytes, where)
-        return stored.path, _npy(header, member.offset)
+        return stored.path, header.placed(member.offset)
 
     def _data_members(self, path: str) -> dict[str, TarMember]:
         with self._place.open(path) as source:
@@ -454,21 +440,9 @@ class LhotseStorage:
             raise AdoptionError(f"key {stored.key!r} is no path below {stored.path!r}")
         return f"{self._absolute(stored.path)}/{key}"
 
-    def _absolute(self, path: str) -> str:
-        if path not in self._absolutes:
-            self._absolutes[path] = str(Path(path).absolute())
-        return self._absolutes[path]
-
-    def _size(self, path: str) -> int:
-        if path not in self._sizes:
-            with self._place.open(path) as source:
-                self._sizes[path] = source.size
-        return self._sizes[path]
-
-
-def _npy(header: NpyHeader, begin: int = 0) -> PlacedArray:
-    extents = ((begin + header.offset, header.nbytes),) if header.nbytes else ()
-    return PlacedArray(header.dtype, header.shape, extents)
+    def _read_size(self, path: str) -> int:
+        with self._place.open(path) as source:
+            return source.size
 
 
 def _lilcom(stored: StoredArray, blocks: Sequence[tuple[int, int]], frames: int = 0) -> PlacedArray:
@@ -513,14 +487,11 @@ class AdoptedLhotse:
 
     def recognises(self, place: Place, what: str) -> bool:
         """Whether the first line is a cut, or features, or it is a folder of Shar."""
-        try:
-            paths = [what] if what else _shards(place)
-            if not paths or not paths[0].endswith(SUFFIXES):
-                return False
-            with place.open(paths[0]) as source:
-                return is_manifest(source)
-        except FeatcacheError:
+        paths = [what] if what else _shards(place)
+        if not paths or not paths[0].endswith(SUFFIXES):
             return False
+        with place.open(paths[0]) as source:
+            return is_manifest(source)
 
     def index(self, place: Place, what: str, options: Options) -> Found:
         """Find the arrays of all cuts."""

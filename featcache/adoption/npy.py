@@ -30,10 +30,7 @@ class NpyFolder:
         """Whether the first files of a folder are `.npy` files, with nothing to say more."""
         if what:
             return False
-        try:
-            first = data_files(place, _LOOK_AT)
-        except AdoptionError:
-            return False
+        first = data_files(place, _LOOK_AT)
         arrays = bool(first) and all(path.endswith(SUFFIX) for path in first)
         return arrays and not any(kind.recognises(place, what) for kind in MORE_PARTICULAR)
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Literal
 
 from featcache.adoptable import CONVERT, MOST_AXES, FoundFeature, Place, one_piece, stored_as
+from featcache.adoptable.placed_arrays import PlacedArray
 from featcache.adoption.scp import is_there
 from featcache.errors import AdoptionError
 from featcache.interface import storage_dtype
@@ -35,6 +36,11 @@ class NpyHeader:
     shape: tuple[int, ...]
     offset: int  # the first byte of the array
     nbytes: int
+
+    def placed(self, begin: int = 0) -> PlacedArray:
+        """Return where the array lies in a file, in which the `.npy` file begins at a byte."""
+        extents = ((begin + self.offset, self.nbytes),) if self.nbytes else ()
+        return PlacedArray(self.dtype, self.shape, extents)
 
 
 def read_npy_header(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import threading
@@ -157,6 +158,36 @@ class Window:
             self._begin, self._bytes = offset, self._source.read(offset, most)
             begin = 0
         return self._bytes[begin : begin + nbytes]
+
+
+class SourceFile(io.RawIOBase):
+    """A source as a file, for libraries that read one; the caller buffers it."""
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source, self._at = source, 0
+
+    def readable(self) -> bool:
+        """Whether it can be read, as always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Whether its place can be chosen, as always."""
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Choose the place of the next read."""
+        at = offset + (0, self._at, self._source.size)[whence]
+        if at < 0:
+            raise ValueError("a seek before the begin")
+        self._at = at
+        return at
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Read into a buffer as much as is there."""
+        count = max(min(len(buffer), self._source.size - self._at), 0)
+        buffer[:count] = self._source.read(self._at, count)
+        self._at += count
+        return count
 
 
 def is_pattern(path: str) -> bool:

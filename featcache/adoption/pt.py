@@ -8,13 +8,10 @@ import pickletools
 import struct
 import zipfile
 import zlib
-from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import IO, NamedTuple, cast
-
-import numpy as np
 
 from featcache.adoptable import (
     CONVERT,
@@ -23,11 +20,10 @@ from featcache.adoptable import (
     Found,
     Options,
     Place,
-    one_piece,
-    stored_as,
 )
 from featcache.adoptable.names import EACH, Names, refuse_features
-from featcache.adoption.place import GatheredValues, ids_of
+from featcache.adoptable.placed_arrays import ArrayColumns, PlacedArray
+from featcache.adoption.place import GatheredValues, SourceFile, ids_of
 from featcache.errors import AdoptionError, ConfigError
 from featcache.interface import storage_dtype
 
@@ -300,10 +296,7 @@ class PtKind:
         """Whether this is a folder of such files, or one."""
         if what:
             return what.endswith(END)
-        try:
-            return any(path.endswith(END) for path in islice(place.files(), LOOK_AT))
-        except AdoptionError:
-            return False
+        return any(path.endswith(END) for path in islice(place.files(), LOOK_AT))
 
     def index(self, place: Place, what: str, options: Options) -> Found:
         """Find the tensors of all files."""
@@ -318,21 +311,18 @@ class PtKind:
         stems = ids_of(paths, END)
         named = names.by_feature(stems, place.name)[options.feature] if paths else {}
         ids, paths = list(named), [paths[number] for number in named.values()]
-        tensors: dict[str, _Tensors] = {}
+        tensors: dict[str, ArrayColumns] = {}
         values = GatheredValues()
         for number, (id, path) in enumerate(zip(ids, paths, strict=True)):
             with place.open(path) as source:
                 held = _held(source, id)
                 for name, value in held.content(options.feature).items():
                     if isinstance(value, SavedTensor):
-                        tensors.setdefault(name, _Tensors()).add(number, value, held.begin(value))
+                        mine = tensors.setdefault(name, _columns(name, options))
+                        mine.add(id, number, held.placed(value))
                     else:
                         values.add(number, {name: value})
-        features = {}
-        for name, each in sorted(tensors.items()):
-            each.check_all(name, ids)
-            stored = stored_as(name, ids, each.shapes, each.dtypes, options.time_axis)
-            features[name] = one_piece(stored, each.file, each.offset)
+        features = {name: each.found(ids) for name, each in sorted(tensors.items())}
         if not names.is_given and features:
             refuse_features(place.name, ids, next(iter(features.values())).rows, apart=True)
             _refuse_one(place, paths, features)
@@ -352,7 +342,9 @@ def _of_one(place: Place, path: str, options: Options) -> Found | None:
         if "" in content:
             return None
         tensors = {id: each for id, each in content.items() if isinstance(each, SavedTensor)}
-        offsets = [held.begin(each) for each in tensors.values()]
+        columns = _columns(options.feature, options)
+        for id, each in tensors.items():
+            columns.add(id, 0, held.placed(each))
     if len(tensors) < len(content) or not tensors:
         other = next((id for id in content if id not in tensors), "")
         raise AdoptionError(
@@ -360,9 +352,11 @@ def _of_one(place: Place, path: str, options: Options) -> Found | None:
             f"features of one utterance, name the folder, and give pattern={EACH!r}; else {CONVERT}"
         )
     ids = list(tensors)
-    shapes, dtypes = zip(*((each.shape, each.dtype) for each in tensors.values()), strict=True)
-    stored = stored_as(options.feature, ids, shapes, dtypes, options.time_axis)
-    return Found([path], ids, {options.feature: one_piece(stored, np.zeros(len(ids)), offsets)})
+    return Found([path], ids, {options.feature: columns.found(ids)})
+
+
+def _columns(feature: str, options: Options) -> ArrayColumns:
+    return ArrayColumns(feature, options.time_axis, CONVERT)
 
 
 def _refuse_one(place: Place, paths: list[str], features: Mapping[str, object]) -> None:
@@ -373,27 +367,6 @@ def _refuse_one(place: Place, paths: list[str], features: Mapping[str, object]) 
             f"{next(iter(features))!r}; name the file itself if these are utterances, and give "
             f"pattern={EACH!r} if they are features of one"
         )
-
-
-@dataclass
-class _Tensors:
-    """Tensors of one name."""
-
-    file: array[int] = field(default_factory=lambda: array("i"))
-    offset: array[int] = field(default_factory=lambda: array("q"))
-    shapes: list[tuple[int, ...]] = field(default_factory=list)
-    dtypes: list[str] = field(default_factory=list)
-
-    def add(self, file: int, tensor: SavedTensor, offset: int) -> None:
-        self.file.append(file)
-        self.offset.append(offset)
-        self.shapes.append(tensor.shape)
-        self.dtypes.append(tensor.dtype)
-
-    def check_all(self, name: str, ids: list[str]) -> None:
-        if len(self.file) < len(ids):
-            lacks = next(n for n, file in enumerate([*self.file, -1]) if n != file)
-            raise AdoptionError(f"utterance {ids[lacks]!r} has no tensor {name!r}; {CONVERT}")
 
 
 class _Member(NamedTuple):
@@ -417,14 +390,15 @@ class _Held:
             return self.value
         raise AdoptionError(f"{self.where} holds {type(self.value).__name__}, no tensor; {CONVERT}")
 
-    def begin(self, tensor: SavedTensor) -> int:
-        """Return the first byte of a tensor."""
+    def placed(self, tensor: SavedTensor) -> PlacedArray:
+        """Return where a tensor lies."""
         itemsize = storage_dtype(tensor.dtype).itemsize
         first, nbytes = tensor.first * itemsize, math.prod(tensor.shape) * itemsize
         member = self.storages.get(tensor.storage)
         if member is None or first + nbytes > member.nbytes:
             raise AdoptionError(f"{self.where} is damaged: a tensor of it lacks bytes")
-        return member.begin + first
+        extents = ((member.begin + first, nbytes),) if nbytes else ()
+        return PlacedArray(tensor.dtype, tensor.shape, extents)
 
 
 def _held(source: ByteSource, id: str) -> _Held:
@@ -448,7 +422,7 @@ def _held(source: ByteSource, id: str) -> _Held:
 
 def _members(source: ByteSource) -> dict[str, zipfile.ZipInfo]:
     """Return the members of a file by name, without the folder that they lie in."""
-    with zipfile.ZipFile(io.BufferedReader(_Reader(source), 1024)) as file:
+    with zipfile.ZipFile(io.BufferedReader(SourceFile(source), 1024)) as file:
         found = file.infolist()
         places = [*(info.header_offset for info in found), file.start_dir]
     if len({*places}) < len(places):  # from Python 3.14 on zipfile warns of it
@@ -478,30 +452,3 @@ def _member(source: ByteSource, info: zipfile.ZipInfo) -> _Member:
     if signature != b"PK\3\4" or begin + info.file_size > source.size:
         raise ValueError("it is damaged")
     return _Member(begin, info.file_size)
-
-
-class _Reader(io.RawIOBase):
-    """A source as a file, for the library that reads zips."""
-
-    def __init__(self, source: ByteSource) -> None:
-        self._source = source
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        at = offset + (0, self._at, self._source.size)[whence]
-        if at < 0:
-            raise ValueError("a seek before the begin")
-        self._at = at
-        return at
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        count = max(min(len(buffer), self._source.size - self._at), 0)
-        buffer[:count] = self._source.read(self._at, count)
-        self._at += count
-        return count

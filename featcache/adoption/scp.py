@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +14,7 @@ from featcache.errors import AdoptionError
 from featcache.interface import Ints
 
 PIECE_BYTES = 1 << 20
+LINE_BYTES = 4096  # of a first line
 MOST_UP = 8  # folders between an scp and the one that its paths are relative to
 # Kaldi's names of files beside an scp, and the annotations that they are
 TABLES = {"text": "text", "utt2spk": "speaker", "utt2dur": "duration", "utt2lang": "language"}
@@ -105,6 +107,13 @@ def is_there(place: Place, path: str) -> bool:
             return True
     except AdoptionError:
         return False
+
+
+def first_line(place: Place, path: str) -> bytes:
+    """Return the first line of a file; nothing of one that cannot be read, or is not there."""
+    with suppress(AdoptionError), place.open(path) as source:
+        return source.read(0, min(source.size, LINE_BYTES)).partition(b"\n")[0].rstrip()
+    return b""
 
 
 def read_text(source: ByteSource) -> bytes:

@@ -293,10 +293,8 @@ class CategoryChunkIterFactory(Chunker):
 
 def _other_than_one(batches: BatchList) -> Iterator[int]:
     """Yield the numbers of batches that have another size than 1."""
-    if isinstance(batches, Batches):
-        yield from np.flatnonzero(batches.sizes != 1).tolist()
-    else:
-        yield from (number for number, batch in enumerate(batches) if len(batch) != 1)
+    sizes = batches.sizes if isinstance(batches, Batches) else np.array([*map(len, batches)])
+    yield from np.flatnonzero(sizes != 1).tolist()
 
 
 # `MultipleIterFactory` and `ShardedIterFactory`: several data sets in turn, a shard per epoch.

@@ -13,17 +13,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache._checks import listed_ids
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CacheError, ConfigError, StaleCacheError
 from featcache.extraction.dataset_batches import DatasetBatches, Loading
 from featcache.extraction.datasets import counted, dataset_of, is_map_style, named
 from featcache.extraction.job import Job
 from featcache.extraction.stamping import Entries, InputsOnly
-from featcache.extraction.unfinished import is_overwriting
 from featcache.format.feature_sets import stored_sets
 from featcache.format.fingerprint import cache_fingerprint, differences
 from featcache.format.index import StampColumns, Stamps
-from featcache.format.manifest import NAME
+from featcache.format.manifest import NAME, read_manifest
 from featcache.reading.generation import Generation
 from featcache.store import Cache
 from featcache.writing.cache_writer import CacheWriter
@@ -73,6 +73,12 @@ def refuse_another(path: Path, ids: Sequence[str], split: str) -> None:
     )
 
 
+def is_overwriting(path: Path) -> bool:
+    """Whether a cache that is to be overwritten is still the one that readers see."""
+    manifest = read_manifest(path)
+    return manifest.building > manifest.build
+
+
 def rows_of(cache: Generation, ids: Sequence[str]) -> NDArray[np.int64]:
     """Return the rows of ids in a cache, -1 where there is none."""
     return np.concatenate([np.empty(0, np.int64), *_rows_of_some(cache, ids)])
@@ -80,7 +86,7 @@ def rows_of(cache: Generation, ids: Sequence[str]) -> NDArray[np.int64]:
 
 def _rows_of_some(cache: Generation, ids: Sequence[str]) -> Iterator[NDArray[np.int64]]:
     for start in range(0, len(ids), _SOME):
-        yield cache.find(ids[start : start + _SOME])
+        yield cache.index.find_many(listed_ids(ids[start : start + _SOME]))
 
 
 # Stored utterances against the data set of now: by a stat each, and by loading what looks new.
@@ -215,7 +221,7 @@ def _refusal(path: Path, changed: Sequence[str]) -> StaleCacheError:
 
 def stamps_in(cache: Cache, ids: Sequence[str]) -> StampColumns | None:
     """Return the stamps of utterances in a cache, 0 for those that it lacks; None: it has none."""
-    stamps = cache.opened.stamps
+    stamps = cache.opened.index.stamps
     if stamps is None:
         return None
     rows = rows_of(cache.opened, ids)

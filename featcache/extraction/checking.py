@@ -63,12 +63,7 @@ PROBE_ROLE = "probe"
 
 
 def kept_probe(
-    to: Destination,
-    fingerprint: Mapping[str, object],
-    seed: int,
-    *,
-    resume: bool,
-    overwrite: bool,
+    to: Destination, fingerprint: Mapping[str, object], seed: int, *, resume: bool, overwrite: bool
 ) -> Probe | None:
     """Return the probe of what a run will go on with; None if it begins anew, or none was kept."""
     try:
@@ -348,8 +343,7 @@ class Checking:
                 self._accept()
                 return
             # one that nobody here may write to is read as what it was made from
-            made_from = read_manifest(self._to.path).fingerprint
-            self.fingerprint = {key: made_from[key] for key in made_from if key != "features"}
+            self.fingerprint = read_manifest(self._to.path).made_from
 
     def admit(
         self, changed: Sequence[str], stored: Cache | CacheWriter, *, overwrite: bool = False

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from featcache.errors import ComputeError, FeatureError, describe, nearest
 from featcache.extraction.dataset_batches import DatasetBatches, LoadedBatch, worker_failed
@@ -19,12 +19,7 @@ from featcache.extraction.while_filling import WhileFilling
 from featcache.format.files import as_id
 from featcache.format.index import UNKNOWN, Stamps
 from featcache.loading.memory import to_device
-from featcache.writing.arrays import Lengths as Lengths
 from featcache.writing.part_writer import PartWriter
-
-if TYPE_CHECKING:
-    pass
-
 
 # Padding left in what `compute_features` returns: noticed by the lengths in its batch.
 

@@ -14,16 +14,8 @@ from typing import Self, TypeVar
 import numpy as np
 
 from featcache.declaration import FeatureStorageConfig
-from featcache.errors import (
-    CacheError,
-    CacheLockedError,
-    NotACacheError,
-    StaleCacheError,
-    describe,
-)
-from featcache.extraction.changed_inputs import (
-    rows_of,
-)
+from featcache.errors import CacheError, CacheLockedError, NotACacheError, StaleCacheError, describe
+from featcache.extraction.changed_inputs import rows_of
 from featcache.extraction.datasets import named
 from featcache.format.feature_sets import stored_sets
 from featcache.format.fingerprint import cache_fingerprint, differences
@@ -192,12 +184,13 @@ class Destination:
 
         A plain cache that is overwritten takes the new ones, too: all is computed anyway.
         """
-        rest, shares = dict(self.features), list[Self]()
-        for directory, manifest in stored_sets(self.path):
+        rest, shares, stored = dict(self.features), list[Self](), [*stored_sets(self.path)]
+        for directory, manifest in stored:
             mine = {name: rest.pop(name) for name in [*rest] if name in manifest.features}
             if not mine:
                 continue
-            whole = directory == self.path and rest and manifest.features.keys() <= mine.keys()
+            alone = directory == self.path and len(stored) == 1
+            whole = alone and rest and manifest.features.keys() <= mine.keys()
             if whole and (overwrite or not holds_any(self.path)):
                 return [self]
             shares.append(replace(self, path=directory, features=mine))

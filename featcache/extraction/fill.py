@@ -1,37 +1,48 @@
 """`fill`: a job is run, from what its cache lacks to the published cache; `compare`: its check.
 
-Opening, progress, publishing, failures and resuming are here; what computes is `compute_here` or
-`compute_on_workers`.
+Opening, progress, publishing, failures, resuming and computing in this process are here;
+`compute_on_workers` computes elsewhere.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple, cast
 
 import numpy as np
+import torch
 
-from featcache._closing import close_after
+from featcache._closing import close_after, closed_after
 from featcache._interval import Interval
 from featcache.errors import (
+    ComputeError,
     ConfigError,
     IncompleteError,
+    MissingDependencyError,
     StaleCacheError,
     describe,
 )
 from featcache.extraction.changed_inputs import (
     ChangedInputs,
     ChangedUtterances,
+    is_overwriting,
     refuse_another,
     tell_other_splits,
 )
 from featcache.extraction.checking import Checking
-from featcache.extraction.dataset_batches import learnt_ids
-from featcache.extraction.datasets import IdNumbers, counted
+from featcache.extraction.computation import Computation
+from featcache.extraction.dataset_batches import (
+    DatasetBatches,
+    LoadedBatch,
+    batches_of_stream,
+    learnt_ids,
+)
+from featcache.extraction.datasets import IdNumbers, counted, named
 from featcache.extraction.destination import (
     Destination,
     RowsOfIds,
@@ -41,18 +52,30 @@ from featcache.extraction.destination import (
     view_of,
 )
 from featcache.extraction.job import Job, RunOptions
-from featcache.extraction.local_executor import compute_here
 from featcache.extraction.on_workers import compute_on_workers
-from featcache.extraction.outcomes import Failure, Outcome, ProgressBar
-from featcache.extraction.run import DatasetAnnotations, Opened, Ranks, Run, remove_runs
-from featcache.extraction.unfinished import (
-    add_resume_note,
-    is_overwriting,
-    note_failures,
-    tell_left_out,
+from featcache.extraction.outcomes import (
+    FAILURES,
+    Failure,
+    Outcome,
+    ProgressBar,
+    read_failures,
+    write_failures,
 )
+from featcache.extraction.process_part import ProcessPart
+from featcache.extraction.run import (
+    DatasetAnnotations,
+    Opened,
+    Publish,
+    Ranks,
+    Run,
+    check_lengths,
+    longest_first,
+    remove_runs,
+)
+from featcache.extraction.while_filling import WhileFilling
 from featcache.format.feature_sets import stored_sets
 from featcache.format.lock import is_locked
+from featcache.format.part import committed
 from featcache.interface import Ints
 from featcache.reading.verify import container_damage, own_containers, raise_damage
 from featcache.staleness.watch import Watch
@@ -60,6 +83,7 @@ from featcache.store import Cache
 from featcache.store import open as open_cache
 from featcache.tables.table import FeatureTable
 from featcache.writing.cache_writer import CacheWriter
+from featcache.writing.part_writer import PartWriter
 from featcache.writing.session import stored_stamps
 from featcache.writing.sets import name_set
 
@@ -404,11 +428,7 @@ def _compute(
 
 
 def _publish(
-    run: Run,
-    here: _Open | None,
-    failures: Sequence[Failure],
-    outcome: Outcome,
-    interrupted: bool,
+    run: Run, here: _Open | None, failures: Sequence[Failure], outcome: Outcome, interrupted: bool
 ) -> None:
     """On rank 0, gather what all have written, those that died included, and publish it.
 
@@ -461,4 +481,131 @@ def _close(run: Run, writer: CacheWriter, failures: Sequence[Failure], outcome: 
     if left_out:
         text = f"{counted(left_out)} were not in the given sampler"
         _log.warning("%s: %r stays incomplete", text, str(path))
-    note_failures(open_cache(path), failures)
+    if failures or (path / FAILURES).exists():
+        note_failures(open_cache(path), failures)
+
+
+# Failures that a cache keeps lines of, and what a run that stopped says.
+
+
+def note_failures(cache: Cache, failures: Sequence[Failure]) -> None:
+    """Keep a line for each utterance that failed, now or earlier, and tell of those of now."""
+    still = set(cache.failed) - {failure["id"] for failure in failures}
+    earlier = [line for line in read_failures(cache.path) if line["id"] in still]
+    write_failures(cache.path, [*earlier, *failures])
+    if not failures:
+        return
+    number, path, first = counted(len(failures)), str(cache.path / FAILURES), failures[0]
+    told = f"{first['id']!r} with {first['type']}: {first['error']}"
+    text = f"{number} failed, see {path!r}; the first, {told}"
+    if not len(cache):
+        raise ComputeError(f"all {text}")
+    _log.warning("%s", text)
+
+
+def tell_left_out(path: Path, failed: Sequence[str]) -> None:
+    """Log which utterances are not tried again."""
+    if failed:
+        are = "is" if len(failed) == 1 else "are"
+        text = f"{counted(len(failed))} failed earlier and {are} left out"
+        some, where = named(failed, 3), str(path / FAILURES)
+        _log.warning("%s: %s, see %r; on_error='raise' tries again", text, some, where)
+
+
+def add_resume_note(error: BaseException, path: Path, ids: Sequence[str] | None) -> None:
+    """Add a note to an error: what is kept of a cache's `ids`, and that the same call goes on."""
+    # the same call would end in the same way
+    if isinstance(error, ConfigError | MissingDependencyError):
+        return
+    # a cache that cannot be read says nothing of how to go on
+    with contextlib.suppress(OSError):
+        stored, cache = sum(1 for _ in committed(path)), f"cache {str(path)!r}"
+        number = counted(stored)
+        if ids is not None:
+            number = f"{stored} of {counted(len(ids))}"
+        text = f"{number} {'is' if stored == 1 else 'are'} in {cache}"
+        if is_overwriting(path):
+            text = f"{cache} is as it was; what was computed anew waits beside it"
+        text += "; the same call goes on from there"
+        error.add_note(text)
+        if isinstance(error, KeyboardInterrupt):
+            _log.warning("stopped: %s", text)
+
+
+# One pass over the data set in this process, on one or several ranks.
+
+
+def compute_here(
+    run: Run, watch: Watch, missing: Ints | None, bar: ProgressBar, publish_if_due: Publish
+) -> Outcome:
+    """Compute and store utterances; whatever happens, all parts are sealed in the end.
+
+    Args:
+        run: what is computed, and where it is stored.
+        watch: compares what features are made with.
+        missing: their numbers in the data set; None: whatever comes of the data set.
+        bar: progress and failures are reported to it.
+        publish_if_due: to be called often, with what seals the parts of this process.
+    """
+    job, options, ids = run.job, run.options, run.opened.ids
+    part, filling = ProcessPart(), WhileFilling(run.destination.path, watch)
+    # not inference_mode, as in `FeatureCacheMixin`
+    with closed_after(part.finish), torch.no_grad():
+        # nobody writes before all ranks can
+        writer, batches = run.ranks.each(partial(_open_here, run, missing, part, filling))
+        computation = Computation(
+            job.compute,
+            batches if isinstance(batches, DatasetBatches) else None,
+            writer,
+            skip_failures=options.skips_failures,
+            # what is known is not even loaded
+            only_missing=ids is not None and job.by_number,
+            retries=options.retries,
+            check_new=partial(_check_new, run),
+            seed=run.opened.seed,
+            beside=run.destination.beside,
+            filling=filling,
+        )
+        try:
+            with contextlib.closing(iter(batches)) as loaded:
+                for number, batch in enumerate(loaded, start=1):
+                    computation.process(batch)
+                    publish_if_due(part.seal)
+                    bar.update(computation.progress())
+                    if number == options.most_batches:
+                        return Outcome()
+        finally:
+            bar.end(computation.progress(), computation.failures)
+        wanted = job.size or 0 if missing is None else len(missing)
+        left_out = max(wanted - computation.processed, 0)
+        return Outcome(left_out, stopped=False, seen=computation.seen if ids is None else None)
+
+
+def _open_here(
+    run: Run, missing: Ints | None, part: ProcessPart, filling: WhileFilling
+) -> tuple[PartWriter, DatasetBatches | Generator[LoadedBatch, None, None]]:
+    """Open a part of the cache, and prepare the batches of this rank for it."""
+    job = run.job
+    if missing is None and run.ranks.size > 1:
+        raise ConfigError(
+            "under torchrun cache_features needs a map-style dataset, to share it out to ranks"
+        )
+    filling.begin()
+    writer = part.writer(run.open_part, filling)
+    if missing is None:
+        return writer, batches_of_stream(job.source, job.loader_kwargs, job.mentioned)
+    writer.expect_more(len(missing))
+    lengths = None if job.lengths is None else check_lengths(job.lengths, len(job.source))
+    order, ids = longest_first(missing, lengths), run.opened.ids
+    return writer, DatasetBatches(job.source, order, job.loader_kwargs, ids, run.loading)
+
+
+def _check_new(run: Run, ids: Sequence[str]) -> None:
+    """Raise `ConfigError` if the cache must not be given a data set that shows no ids."""
+    # those that show them were compared when the cache was opened
+    if run.opened.ids is None and run.opened.full and not run.options.append:
+        raise ConfigError(
+            f"cache {str(run.destination.path)!r} is complete without {named(ids, 3)}, and this "
+            "data set shows no ids by which the two could be compared; give it an attribute "
+            "`ids`, or append=True to add what is new"
+        )

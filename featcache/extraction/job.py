@@ -23,14 +23,6 @@ Build = Callable[[], tuple[Environment, Callable[[], Watch] | None]]
 Check = int | Literal["probe", "all"] | None
 
 
-def _nothing() -> None:
-    """Forget nothing."""
-
-
-def _same(dataset: Any) -> Any:
-    return dataset
-
-
 class OnWorkers(NamedTuple):
     """The processes that compute in place of this one.
 
@@ -76,8 +68,8 @@ class Job:
     lengths: Sequence[float] | None = None
     device: Callable[[], torch.device | str | None] = lambda: None
     precision: str = "fp32"
-    copied: Callable[[Any], Any] = _same
-    forget: Callable[[], object] = _nothing
+    copied: Callable[[Any], Any] = lambda dataset: dataset
+    forget: Callable[[], object] = lambda: None
 
     @property
     def by_number(self) -> bool:

@@ -26,13 +26,7 @@ from featcache.extraction.dataset_batches import (
 )
 from featcache.extraction.datasets import IdNumbers, as_ids, named, visible_ids
 from featcache.extraction.job import Build, Environment, OnWorkers
-from featcache.extraction.outcomes import (
-    Failure,
-    Outcome,
-    ProgressBar,
-    TaskProgress,
-    failure_of,
-)
+from featcache.extraction.outcomes import Failure, Outcome, ProgressBar, TaskProgress, failure_of
 from featcache.extraction.process_part import ProcessPart
 from featcache.extraction.run import (
     LARGEST_TASK,

@@ -151,6 +151,10 @@ class ProgressBar:
         """Add utterances that no task reported."""
         self.end(TaskProgress(-1, utterances + len(failures), failed=len(failures)), failures)
 
+    def count(self, utterances: int, nbytes: int) -> None:
+        """Add utterances that this process has stored."""
+        self.end(TaskProgress(-1, utterances, nbytes))
+
     def _show(self) -> None:
         if self.bar.disable:
             return

@@ -135,7 +135,7 @@ class TableRows:
             return UNKNOWN
         block, inner = self.table.selection.place(row)
         member = block.members[0]
-        known = member.opened.stamps
+        known = member.opened.index.stamps
         if known is None:
             return UNKNOWN
         inner = inner if member.rows is None else int(member.rows.below[inner])
@@ -171,6 +171,6 @@ def is_adopted(opened: Generation) -> bool:
 def _checking(member: BlockMember) -> BlockMember:
     """Return a member that compares what it reads with its checksums."""
     opened = member.opened
-    if is_adopted(opened) or opened.check_reads:
+    if is_adopted(opened) or opened.settings.check_reads:
         return member
     return BlockMember(open_again(opened, check_reads=True), member.rows)

@@ -64,10 +64,10 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """List r is `values[ends[r]:ends[r + 1]]`."""
+    """List r is `data[ends[r]:ends[r + 1]]`."""
 
     ends: Ints
-    values: Numbers
+    data: Numbers
 
     def __len__(self) -> int:
         return len(self.ends) - 1
@@ -180,10 +180,8 @@ class Column(Sequence[Value | None]):
             found["codes"], body = body.codes, body.texts
         if isinstance(body, np.ndarray):
             return {**found, "values": body}
-        found["ends"] = body.ends
-        if isinstance(body, Strings):
-            return {**found, "bytes": body.data}
-        return {**found, "values": body.values}
+        what = "bytes" if isinstance(body, Strings) else "values"
+        return {**found, "ends": body.ends, what: body.data}
 
     def stored(self) -> tuple[Stored, Bytes | None]:
         """Return the values of all rows in arrays, and 1 for those that are missing."""
@@ -383,7 +381,7 @@ def _values(body: Stored, rows: slice, kind: str) -> list[Value | None]:
     ends = body.ends[rows.start : rows.stop + 1]
     if isinstance(body, Strings):
         return [*Strings(ends - ends[0], body.data[ends[0] : ends[-1]])] if len(ends) else []
-    return [body.values[begin:end].tolist() for begin, end in pairwise(ends.tolist())]
+    return [body.data[begin:end].tolist() for begin, end in pairwise(ends.tolist())]
 
 
 def _held(wanted: Collection[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -415,7 +413,7 @@ def joined(columns: Sequence[Column], kind: str, name: str = "") -> Column:
         body = joined_texts(cast(list[Strings | Codes], bodies))
     elif kind in ("ints", "floats"):
         lists = cast(list[Lists], bodies)
-        values = np.concatenate([np.empty(0, dtype), *(each.values for each in lists)])
+        values = np.concatenate([np.empty(0, dtype), *(each.data for each in lists)])
         body = Lists(joined_ends(each.ends for each in lists), values.astype(dtype, copy=False))
     else:
         numbers = cast(list[Numbers], bodies)
@@ -506,8 +504,8 @@ def _fits(body: Stored) -> bool:
         return bool(in_range) and (count > 0 or not len(codes)) and _fits(body.texts)
     if isinstance(body, np.ndarray):
         return True
-    ends, values = body.ends, body.data if isinstance(body, Strings) else body.values
-    fits = len(ends) > 0 and ends[0] == 0 and ends[-1] == len(values)
+    ends = body.ends
+    fits = len(ends) > 0 and ends[0] == 0 and ends[-1] == len(body.data)
     return bool(fits and (ends[1:] >= ends[:-1]).all())
 
 
@@ -518,10 +516,8 @@ def _taken(body: Stored, rows: Ints, there: Bools) -> Stored:
         numbers = np.zeros(len(rows), body.dtype)
         numbers[there] = body[rows[there]]
         return numbers
-    values = body.data if isinstance(body, Strings) else body.values
-    taken, their_ends = take(values, body.ends, rows[there])
+    data: Numbers = body.data
+    taken, their_ends = take(data, body.ends, rows[there])
     counts = np.zeros(len(rows), np.int64)
     counts[there] = np.diff(their_ends)
-    if isinstance(body, Strings):
-        return Strings(ends_of(counts), taken)
-    return Lists(ends_of(counts), taken)
+    return type(body)(ends_of(counts), taken)

@@ -8,7 +8,7 @@ import mmap
 import os
 import re
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -80,10 +80,8 @@ class Strings:
 
     def take(self, rows: Ints) -> Strings:
         """Return some of the strings, in the order of `rows`."""
-        begins = self.ends[rows]
-        sizes = self.ends[rows + 1] - begins
-        ends = ends_of(sizes)
-        return Strings(ends, self.data[np.repeat(begins - ends[:-1], sizes) + np.arange(ends[-1])])
+        data, ends = take(self.data, self.ends, rows)
+        return Strings(ends, data)
 
     @classmethod
     def of(cls, strings: Sequence[str]) -> Strings:
@@ -100,10 +98,6 @@ class Strings:
         """Put strings one after the other."""
         data = np.concatenate([np.empty(0, np.uint8), *(each.data for each in parts)])
         return cls(joined_ends(each.ends for each in parts), data)
-
-    def fits(self) -> bool:
-        """Whether the columns belong together, as far as their lengths show."""
-        return len(self.ends) > 0 and self.ends[0] == 0 and bool(self.ends[-1] == len(self.data))
 
 
 def are_equal(these: Strings, those: Strings) -> NDArray[np.bool_]:
@@ -167,7 +161,7 @@ def take(data: NDArray[Number], ends: Ints, rows: Ints) -> tuple[NDArray[Number]
     Other things that lie one after the other, too: that of row r is `data[ends[r]:ends[r + 1]]`.
     """
     counts = ends[rows + 1] - ends[rows]
-    new_ends = np.append(0, np.cumsum(counts))
+    new_ends = ends_of(counts)
     taken = np.empty(int(new_ends[-1]), data.dtype)
     for start in range(0, len(rows), _AT_ONCE):
         some = slice(start, start + _AT_ONCE)
@@ -234,17 +228,15 @@ def used(body: Codes, null: Bytes | None) -> Codes:
         return body
     numbers = np.zeros(len(body.texts), np.int32)
     numbers[used] = np.arange(len(used), dtype=np.int32)
-    data, ends = take(body.texts.data, body.texts.ends, used)
     codes = numbers[body.codes]
     if null is not None:
         codes[null != 0] = 0
-    return Codes(codes, Strings(ends, data))
+    return Codes(codes, body.texts.take(used))
 
 
 def spelled(codes: Codes) -> Strings:
     """Turn codes into text again."""
-    data, ends = take(codes.texts.data, codes.texts.ends, codes.codes.astype(np.int64))
-    return Strings(ends, data)
+    return codes.texts.take(codes.codes.astype(np.int64))
 
 
 # A sealed file of columns: any number of arrays of numbers, mapped at once, with checksums.
@@ -360,7 +352,7 @@ class ColumnFile:
 
     def column(self, name: str, dtype: type[Number]) -> NDArray[Number]:
         """Return a column, read-only; raises `CorruptCacheError` without one of that dtype."""
-        if name not in self:
+        if name not in self._columns:
             raise self._damaged(f"it has no column {name!r}")
         kind, length, offset, _, _ = self._columns[name]
         if np.dtype(kind) != np.dtype(dtype):
@@ -368,6 +360,23 @@ class ColumnFile:
         if self._mapping is not None:
             return np.frombuffer(self._mapping, dtype, length, offset)
         return np.frombuffer(self._read(offset, length * np.dtype(dtype).itemsize), dtype)
+
+    def columns(
+        self, prefix: str, dtypes: Mapping[str, type[np.generic]], optional: Container[str] = ()
+    ) -> dict[str, NDArray[Any]]:
+        """Return columns by what follows a prefix; those of `optional` where they are there."""
+        return {
+            name: self.column(prefix + name, dtype)
+            for name, dtype in dtypes.items()
+            if name not in optional or prefix + name in self._columns
+        }
+
+    def strings(self, name: str) -> Strings:
+        """Return a column of strings; raises `CorruptCacheError` if its two do not fit."""
+        ends, data = self.column(f"{name}_ends", np.int64), self.column(f"{name}_bytes", np.uint8)
+        if not len(ends) or ends[0] != 0 or ends[-1] != len(data):
+            raise self._damaged(f"the columns of {name!r} do not fit each other")
+        return Strings(ends, data)
 
     def digest(self, name: str) -> str:
         """Return length and digest of a column, as its footer has them."""

@@ -259,11 +259,6 @@ def open_within(root: Path, path: str) -> int:
     """
     try:
         descriptor = open_unlinked(root, path, os.O_RDONLY | O_NONBLOCK)
-    except FileNotFoundError:
-        moved = _moved(root, path)
-        if moved is None:
-            raise
-        return open_within(root, f"{moved}/{path}")
     except OSError as error:
         of_root = str(error.filename) == str(root)  # no cache at all
         wrong = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ENAMETOOLONG)
@@ -277,14 +272,6 @@ def open_within(root: Path, path: str) -> int:
         os.close(descriptor)
         raise CorruptCacheError(f"{str(root / path)!r} is damaged: it is no regular file")
     return descriptor
-
-
-def _moved(root: Path, path: str) -> str | None:
-    """Return the feature set that a file lies in now, whose cache was opened before it was one."""
-    if not path.startswith(("parts/", "probe-", "made-from-")):
-        return None
-    sets = sorted((root / "sets").glob("*"))
-    return next((f"sets/{each.name}" for each in sets if (each / path).is_file()), None)
 
 
 def open_there(root: Path, path: str) -> int:
@@ -398,6 +385,7 @@ def natural(number: object, most: int = (1 << 63) - 1) -> int:
 
 # types of fields, for `read_as`
 Name = Annotated[str, partial(within, depth=1)]  # can be that of a file
+NameOrNone = Annotated[str, lambda path: path if path == "" else within(path, depth=1)]
 FilePath = Annotated[str, within]
 Counter = Annotated[int, partial(natural, most=10**12)]  # can be counted up
 

@@ -6,7 +6,6 @@ With it come the stamps of inputs and the checksums of pages.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import operator
 import os
@@ -23,7 +22,7 @@ from featcache._cached import cached_property
 from featcache.container_files import PAGE_BYTES, Pages, bytes_at
 from featcache.errors import ConfigError, CorruptCacheError
 from featcache.format.annotation_columns import stored_kinds
-from featcache.format.columns import DAMAGED, ColumnFile, Strings, ends_of, take
+from featcache.format.columns import DAMAGED, ColumnFile, Strings, ends_of
 from featcache.format.files import newer, within
 from featcache.interface import Bytes, Ints
 from featcache.stats import FeatureStats
@@ -90,9 +89,10 @@ def check_stamps(id: str, stamps: Stamps) -> Stamps:
 
 def read_stamps(file: ColumnFile) -> StampColumns | None:
     """Take the stamps out of a file of columns; None if it has none."""
-    if not any(name in file for name in StampColumns._fields):
+    names = StampColumns._fields
+    if not any(name in file for name in names):
         return None
-    return StampColumns(*(file.column(name, np.uint64) for name in StampColumns._fields))
+    return StampColumns(**file.columns("", dict.fromkeys(names, np.uint64)))
 
 
 # Pages: checksums of a container file, a page each, so that any piece can be checked alone.
@@ -153,10 +153,15 @@ class FeatureColumns:
         return np.diff(ends_of(self.nbytes)[self.first])
 
 
-# and its statistics
-_OF_FEATURES = {field.name for field in dataclasses.fields(FeatureColumns)} | {
-    *("count", "dims", "mean", "m2")
+# the columns of a feature, in the order in which they are stored, and those of its statistics
+FEATURE_COLUMNS: Mapping[str, type[np.generic]] = {
+    **{"rows": np.int64, "checksum": np.uint64, "first": np.int64},
+    **{"container": np.int32, "offset": np.int64, "nbytes": np.int64},
+    **{"block_rows": np.int64, "skip": np.int64},
 }
+OF_EXTENTS = ("container", "offset", "nbytes")
+OPTIONAL = ("block_rows", "skip")
+_STATS = {"count": np.int64, "dims": np.int64, "mean": np.float64, "m2": np.float64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +176,19 @@ class ContainerColumns:
     digests: Bytes  # `container_digest` of each, 16 bytes
     parts: NDArray[np.int32]  # the number of the part that each belongs to, in the manifest's list
     mtimes: Ints | None = None  # nanoseconds; of adopted ones, else 0
+
+    @classmethod
+    def of(
+        cls, paths: Sequence[str], sizes: Sequence[int], digests: bytes | None = None
+    ) -> ContainerColumns:
+        """Return the columns of the files of one part; digests that are not known are zeros."""
+        of_all = bytes(DIGEST_BYTES * len(paths)) if digests is None else digests
+        return cls(
+            paths=Strings.of(paths),
+            sizes=np.array(sizes, np.int64),
+            digests=np.frombuffer(of_all, np.uint8),
+            parts=np.zeros(len(paths), np.int32),
+        )
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -201,6 +219,30 @@ class Index:
     # the kind of each annotation by name, whose columns `read_column` takes out of the file
     annotations: Mapping[str, str] = field(default_factory=dict)
     ids_digest: str = ""  # of the columns of the ids; empty where it is not known
+
+    @classmethod
+    def empty(cls, declared: Mapping[str, Mapping[str, Any]]) -> Index:
+        """Return the index of no utterances of features that are declared so."""
+        none, numbers = np.empty(0, np.int64), np.empty(0, np.int32)
+        first, checksum = np.zeros(1, np.int64), np.empty(0, np.uint64)
+        columns = FeatureColumns(none, checksum, first, numbers, none, none)
+        stats = {name: FeatureStats.empty(()) for name, each in declared.items() if each["stats"]}
+        return cls.of([], dict.fromkeys(declared, columns), ContainerColumns.of([], []), stats)
+
+    @classmethod
+    def of(
+        cls,
+        ids: Sequence[str],
+        features: Mapping[str, FeatureColumns],
+        containers: ContainerColumns,
+        stats: Mapping[str, FeatureStats],
+        stamps: StampColumns | None = None,
+    ) -> Index:
+        """Return the index of rows in any order, as `rows_of` takes it."""
+        keys = [id.encode() for id in ids]
+        hashes = np.fromiter(map(hash_of, keys), np.uint64, len(keys))
+        rows, strings = np.arange(len(keys)), Strings.of_bytes(keys)
+        return cls(hashes, rows, strings, features, containers, stats, stamps)
 
     def __len__(self) -> int:
         return len(self.hashes)
@@ -284,26 +326,17 @@ def read_index(file: ColumnFile, features: Sequence[str]) -> Index:
     index = Index(
         hashes=file.column("hashes", np.uint64),
         hash_rows=file.column("hash_rows", np.int64),
-        ids=read_strings(file, "id"),
+        ids=file.strings("id"),
         features={
-            name: FeatureColumns(
-                rows=file.column(f"{name}.rows", np.int64),
-                checksum=file.column(f"{name}.checksum", np.uint64),
-                first=file.column(f"{name}.first", np.int64),
-                container=file.column(f"{name}.container", np.int32),
-                offset=file.column(f"{name}.offset", np.int64),
-                nbytes=file.column(f"{name}.nbytes", np.int64),
-                block_rows=_optional(file, f"{name}.block_rows"),
-                skip=_optional(file, f"{name}.skip"),
-            )
+            name: FeatureColumns(**file.columns(f"{name}.", FEATURE_COLUMNS, OPTIONAL))
             for name in features
         },
         containers=ContainerColumns(
-            paths=read_strings(file, "container_path"),
+            paths=file.strings("container_path"),
             sizes=file.column("container_size", np.int64),
             digests=file.column("container_digest", np.uint8),
             parts=file.column("container_part", np.int32),
-            mtimes=_optional(file, "container_mtime"),
+            mtimes=file.columns("container_", {"mtime": np.int64}, ["mtime"]).get("mtime"),
         ),
         stats={name: read_stats(file, name) for name in features if f"{name}.count" in file},
         stamps=read_stamps(file),
@@ -319,7 +352,7 @@ def _check_known(file: ColumnFile, features: Sequence[str]) -> None:
     wanted = {*features}
     for column in file.dtypes:
         name, dot, what = column.partition(".")
-        if dot and name in wanted and what not in _OF_FEATURES:
+        if dot and name in wanted and what not in (*FEATURE_COLUMNS, *_STATS):
             raise newer(f"feature {name!r} in {str(file.path)!r}", f"the column {column!r}")
 
 
@@ -341,24 +374,9 @@ def _ascend(numbers: Ints) -> bool:
     return bool((numbers[1:] >= numbers[:-1]).all())
 
 
-def _optional(file: ColumnFile, name: str) -> Ints | None:
-    return file.column(name, np.int64) if name in file else None
-
-
-def read_strings(file: ColumnFile, name: str) -> Strings:
-    """Take a column of strings out of a file of columns."""
-    strings = Strings(file.column(f"{name}_ends", np.int64), file.column(f"{name}_bytes", np.uint8))
-    if not strings.fits():
-        raise CorruptCacheError(
-            f"{str(file.path)!r} is damaged: the columns of {name!r} do not fit each other"
-        )
-    return strings
-
-
 def read_stats(file: ColumnFile, feature: str) -> FeatureStats:
     """Take the statistics of a feature out of a file of columns."""
-    count, dims = (file.column(f"{feature}.{key}", np.int64) for key in ("count", "dims"))
-    mean, m2 = (file.column(f"{feature}.{key}", np.float64) for key in ("mean", "m2"))
+    count, dims, mean, m2 = file.columns(f"{feature}.", _STATS).values()
     try:
         return FeatureStats(int(count[0]), mean.reshape(dims), m2.reshape(dims))
     except (LookupError, ValueError, OverflowError, MemoryError) as error:
@@ -448,7 +466,6 @@ def common_rows(indexes: Sequence[Index]) -> list[Ints | None]:
 
 def some_rows(index: Index, rows: Ints) -> Index:
     """Return an index of some rows, in their order; its containers are the same."""
-    data, ends = take(index.ids.data, index.ids.ends, rows)
     new = np.full(len(index), -1, np.int64)
     new[rows] = np.arange(len(rows))
     hash_rows = new[index.hash_rows]
@@ -456,7 +473,7 @@ def some_rows(index: Index, rows: Ints) -> Index:
     return Index(
         hashes=index.hashes[stay],
         hash_rows=hash_rows[stay],
-        ids=Strings(ends, data),
+        ids=index.ids.take(rows),
         features={name: _some_rows(each, rows) for name, each in index.features.items()},
         containers=index.containers,
         stats=index.stats,
@@ -468,13 +485,9 @@ def _some_rows(columns: FeatureColumns, rows: Ints) -> FeatureColumns:
     counts = columns.first[rows + 1] - begins
     first = ends_of(counts)
     extents = np.repeat(begins - first[:-1], counts) + np.arange(first[-1])
-    return FeatureColumns(
-        rows=columns.rows[rows],
-        checksum=columns.checksum[rows],
-        first=first,
-        container=columns.container[extents],
-        offset=columns.offset[extents],
-        nbytes=columns.nbytes[extents],
-        block_rows=None if columns.block_rows is None else columns.block_rows[rows],
-        skip=None if columns.skip is None else columns.skip[rows],
-    )
+    taken = {
+        what: column[extents if what in OF_EXTENTS else rows]
+        for what in FEATURE_COLUMNS
+        if (column := getattr(columns, what)) is not None
+    }
+    return FeatureColumns(**{**taken, "first": first})

@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -30,8 +31,31 @@ _log = logging.getLogger("featcache")
 _told: set[int] = set()  # the file systems without flock that were told of
 
 
-class WriterLock:
-    """Held by the one process that may publish a cache, or write a part; a `with` block lets go.
+class Held(ABC):
+    """A lock, or what has one; a `with` block releases it."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Release the lock; harmless the second time."""
+
+    def __enter__(self) -> Self:
+        try:
+            return self
+        except BaseException:
+            self.release()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        # twice, for an interrupt (Ctrl-C) that comes right before: the traceback of one may keep
+        # the lock alive for as long as the process lives
+        try:
+            self.release()
+        finally:
+            self.release()
+
+
+class WriterLock(Held):
+    """Held by the one process that may publish a cache, or write a part.
 
     Raises `CacheLockedError` if another holds it for `patience_s`, `FileNotFoundError` without such
     a directory.
@@ -64,21 +88,6 @@ class WriterLock:
                     self._holder.unlink()
             finally:
                 self._lock.release()
-
-    def __enter__(self) -> Self:
-        try:
-            return self
-        except BaseException:
-            self.release()
-            raise
-
-    def __exit__(self, *error: object) -> None:
-        # twice, for an interrupt (Ctrl-C) that comes right before: the traceback of one may keep
-        # the lock alive for as long as the process lives
-        try:
-            self.release()
-        finally:
-            self.release()
 
 
 class Holder(NamedTuple):

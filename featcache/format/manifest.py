@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from featcache.container_files import sync_directory
-from featcache.declaration import DTYPES, KEYS, FrameTimes
+from featcache.declaration import DTYPES, KEYS, FeatureStorageConfig, FrameTimes
 from featcache.errors import (
     CorruptCacheError,
     FormatVersionError,
@@ -33,6 +33,7 @@ from featcache.format.files import (
     Counter,
     FilePath,
     Name,
+    NameOrNone,
     digest,
     natural,
     newer,
@@ -118,20 +119,43 @@ class Expected:
     digest: str  # xxh3-128 of the ids' UTF-8 in ascending order, a zero byte behind each
 
 
-# An edit of several feature sets, which comes into force for all of them at once.
+# Feature sets: `sets/featcache.json` names those that were added, each a cache in `sets/<name>/`.
 #
-# The next manifest of each set lies beside its manifest, as `next.json`. Then the outer
-# `featcache.json` names, in one step, the `write_id`s of both:
+#     {"format": "featcache", "version": 1, "kind": "sets", "sets": ["energy"]}
 #
-#     {..., "kind": "sets", "sets": ["fbank", "energy"],
-#      "next": {"fbank": [<of featcache.json>, <of next.json>], "energy": [...]}}
+# Those that a cache began with lie in its own directory; its manifest requires "sets". An edit of
+# several comes into force for all at once: the next manifest of each lies beside its manifest, as
+# `next.json`. Then `sets/featcache.json` names, in one step, the `write_id`s of both:
+#
+#     {..., "next": {".": [<of featcache.json>, <of next.json>], "energy": [...]}}
 #
 # While a set's `featcache.json` is the one that is named, its `next.json` counts instead.
 
 NEXT = "next.json"
-KEY = "next"  # of the outer manifest
-_NAME = "featcache.json"
-_SETS = "sets"
+KEY = "next"  # of the file that names the sets
+NAME = "featcache.json"
+SETS = "sets"  # feature sets, each a cache of its own; the kind of the file that names them
+OWN = "."  # the name there of the features that a cache began with
+OUTER = "sets/featcache.json"
+
+
+def cache_of_set(directory: Path) -> Path | None:
+    """Return the cache that a directory is an added set of; None if of none."""
+    cache = directory.parent.parent
+    return cache if directory.parent.name == SETS and (cache / OUTER).exists() else None
+
+
+def set_name(cache: Path, directory: Path) -> str:
+    """Return the name of a feature set of a cache."""
+    return OWN if directory == cache else directory.name
+
+
+def read_outer(cache: Path) -> dict[str, Any] | None:
+    """Read what names the feature sets of a cache; None if there is none."""
+    content = _read(cache, OUTER)
+    if content is not None:
+        _check_version(cache / SETS, content)
+    return content
 
 
 def in_force(directory: Path, content: dict[str, Any]) -> dict[str, Any]:
@@ -147,38 +171,41 @@ def settle(directory: Path) -> None:
 
     Only the holder of the set's lock may call this.
     """
-    if directory.parent.name != _SETS or not os.path.lexists(directory / NEXT):
+    if not os.path.lexists(directory / NEXT):
         return
-    content = _read(directory, _NAME)
+    content = _read(directory, NAME)
     following = None if content is None else _following(directory, content)
     if following is not None:  # first there, then gone: a power cut may undo half of a rename
-        write_durably(directory / _NAME, pack_json(following))
+        write_durably(directory / NAME, pack_json(following))
     (directory / NEXT).unlink(missing_ok=True)
     sync_directory(directory)
 
 
 def last_pairs(outer: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return, by set, the two `write_id`s that an outer manifest names."""
+    """Return, by set, the two `write_id`s that `sets/featcache.json` names."""
     found = outer.get(KEY, {})
     pairs = found.values() if isinstance(found, dict) else [None]
     if not all(isinstance(pair, list) and [*map(type, pair)] == [str, str] for pair in pairs):
-        raise CorruptCacheError(f"the outer {_NAME!r} of feature sets is damaged: {KEY!r}")
+        raise CorruptCacheError(f"{OUTER!r} of feature sets is damaged: {KEY!r}")
     return {name: (before, after) for name, (before, after) in found.items()}
 
 
 def _following(directory: Path, content: Mapping[str, Any]) -> dict[str, Any] | None:
-    outer = _read(directory.parent.parent, _NAME) or {}
-    before, after = last_pairs(outer).get(directory.name, (None, None))
+    cache = cache_of_set(directory)
+    if cache is None and SETS not in content.get("requires", ()):
+        return None
+    outer, name = _read(cache or directory, OUTER) or {}, set_name(cache or directory, directory)
+    before, after = last_pairs(outer).get(name, (None, None))
     if before is None or content.get("write_id") != before:
         return None
     found = _read(directory, NEXT)
     if found is not None and found.get("write_id") == after:
         return found
-    now = _read(directory, _NAME)  # it has come to its place meanwhile
+    now = _read(directory, NAME)  # it has come to its place meanwhile
     if now is None or now.get("write_id") == before:
         raise CorruptCacheError(
             f"{str(directory / NEXT)!r} is missing or another one, with the last edit of feature "
-            f"set {directory.name!r}; put it back, or {_NAME!r} as it was after that edit"
+            f"set {name!r}; put it back, or {NAME!r} as it was after that edit"
         )
     return now
 
@@ -195,32 +222,19 @@ def _read(directory: Path, file: str) -> dict[str, Any] | None:
 # `featcache.json`: says what a cache holds, and changes by an atomic rename only.
 
 FORMAT_VERSION = 1
-NAME = "featcache.json"
 PARTS = "parts"
 MANIFESTS = "manifests"  # one of each generation that is still there
-SETS = "sets"  # feature sets, each a cache of its own; the kind of the manifest that names them
 INDEX = re.compile(r"index-([0-9]{6,}-[0-9a-f]{8})\.columns")  # the columns of a generation
 # names in `requires` and `requires_to_write` that this featcache knows
 STAMPS = "stamps"
 ANNOTATIONS = "annotations"
 ADOPTED = "adopted"
-KNOWN = frozenset({STAMPS, ANNOTATIONS, ADOPTED})
+KNOWN = frozenset({STAMPS, ANNOTATIONS, ADOPTED, SETS})
 _BEFORE = (
     "was written by featcache 0.1, before its format was fixed; write it again, into another "
     "directory, or into this one when you have removed it"
 )
 _COPY = f"put a good copy of it back (those of the last generations are in {MANIFESTS!r})"
-
-
-class FeatureSetsError(NotACacheError):
-    """The error of who takes a cache of feature sets for a plain one."""
-
-    def __init__(self, cache: Path, names: tuple[str, ...]) -> None:
-        super().__init__(
-            f"{str(cache)!r} holds feature sets, each a cache in {str(cache / SETS)!r}: "
-            f"{', '.join(map(repr, names))}; open it again, or one of them"
-        )
-        self.names = names
 
 
 class BuildState(Enum):
@@ -251,7 +265,7 @@ class Manifest:
     generation: Counter = 0
     write_id: str = ""  # random at each write of the file, so that a writer recognises its own
     previous: Name | None = None  # name of the generation before
-    index: Name = ""  # the file of this generation's columns
+    index: NameOrNone = ""  # the file of this generation's columns; "": nothing was published yet
     index_digest: str = ""
     build: Counter = 1  # counts up with each overwrite
     # the build that writers add parts to; an overwrite under way is ahead of `build`
@@ -285,6 +299,16 @@ class Manifest:
     def features(self) -> dict[str, dict[str, Any]]:
         """The features' declarations, by name, as `FeatureStorageConfig.to_json` gives them."""
         return cast(dict[str, dict[str, Any]], self.fingerprint["features"])
+
+    @property
+    def declared(self) -> dict[str, FeatureStorageConfig]:
+        """The features' declarations, by name."""
+        return {name: FeatureStorageConfig.from_json(each) for name, each in self.features.items()}
+
+    @property
+    def made_from(self) -> dict[str, Any]:
+        """The fingerprint without the declarations."""
+        return {key: each for key, each in self.fingerprint.items() if key != "features"}
 
     def is_building(self, build: int, fingerprint: str) -> bool:
         """Whether a part is of the build that writers add parts to."""
@@ -422,16 +446,19 @@ def refuse_other_formats(cache: Path) -> None:
 def read_manifest(cache: Path, file: str = NAME) -> Manifest:
     """Read the current generation, or that of another file.
 
-    Raises `NotACacheError`, `FormatVersionError` or `CorruptCacheError`, and says what is there;
-    `FeatureSetsError` for a cache of feature sets.
+    Raises `NotACacheError`, `FormatVersionError` or `CorruptCacheError`, and says what is there.
     """
     content = read_content(cache, file)
-    if file == NAME and cache.parent.name == SETS:
-        content = in_force(cache, content)
     try:
+        if file == NAME:
+            content = in_force(cache, content)
         _check_version(cache, content)
         if content.get("kind") == SETS:
-            raise FeatureSetsError(cache, read_as(tuple[Name, ...], content[SETS]))
+            if cache.name != SETS:
+                raise FormatVersionError(f"cache {str(cache)!r} {_BEFORE}")
+            raise NotACacheError(
+                f"{str(cache / file)!r} names the feature sets of a cache, {str(cache.parent)!r}"
+            )
         others = {key: value for key, value in content.items() if key not in _KEYS}
         manifest = read_as(Manifest, content | {"others": others})
         _check_declarations(cache, manifest)
@@ -553,13 +580,8 @@ def tags_of(cache: Path) -> Mapping[str, str]:
         return read_manifest(cache).tags
 
 
-def name_of(cache: Path, version: str | None) -> str | None:
-    """Return the name of the generation that a tag names; None for the current generation.
-
-    Raises `UnknownNameError` for an unknown tag.
-    """
-    if version is None:
-        return None
+def name_of(cache: Path, version: str) -> str:
+    """Return the name of the generation of a tag; raises `UnknownNameError` for an unknown one."""
     tags = tags_of(cache)
     if version not in tags:
         raise UnknownNameError(

@@ -27,7 +27,7 @@ from featcache.errors import CorruptCacheError, FormatVersionError
 from featcache.format import journal
 from featcache.format.annotation_columns import Column, read_whole_column, stored_columns
 from featcache.format.annotations import Values, kinds_of
-from featcache.format.columns import ColumnFile, Number, Strings, argsort_ids, ends_of, take
+from featcache.format.columns import ColumnFile, Number, Strings, argsort_ids, ends_of
 from featcache.format.files import (
     NOT_AS_WRITTEN,
     digest,
@@ -37,8 +37,10 @@ from featcache.format.files import (
     unpack_json,
 )
 from featcache.format.index import (
+    FEATURE_COLUMNS,
+    OF_EXTENTS,
+    OPTIONAL,
     ContainerColumns,
-    FeatureColumns,
     Hashes,
     Index,
     StampColumns,
@@ -78,8 +80,7 @@ def rows_of(indexes: Sequence[Index], left_out: Sequence[Ints]) -> RowIds:
         stays = np.ones(len(order), bool)
         stays[out] = False
         order = order[stays[order]]
-    data, ends = take(id_bytes, id_ends, order)
-    return RowIds(order, Strings(ends, data))
+    return RowIds(order, Strings(id_ends, id_bytes).take(order))
 
 
 def hashes_of(indexes: Sequence[Index], order: Ints) -> Hashes:
@@ -120,29 +121,28 @@ def index_columns(
     del hashes, hash_rows
     if any(index.stamps for index in indexes):
         for number, name in enumerate(StampColumns._fields):
-            yield name, _joined([_stamps_of(index, number) for index in indexes], np.uint64)[order]
+            stamps = (each.stamps or StampColumns.unknown(len(each)) for each in indexes)
+            yield name, _joined([each[number] for each in stamps], np.uint64)[order]
     shifts = ends_of([len(index.containers) for index in indexes])
     for name in names:
         parts = [index.features[name] for index in indexes]
-        yield f"{name}.rows", _joined([part.rows for part in parts], np.int64)[order]
-        yield f"{name}.checksum", _joined([part.checksum for part in parts], np.uint64)[order]
-        counts = _joined([np.diff(part.first) for part in parts], np.int64)
-        first = ends_of(counts[order])
-        yield f"{name}.first", first
-        # the extents of row r come, in their order, from those of row order[r]
-        source = ends_of(counts)[order]
-        source -= first[:-1]
-        source = np.repeat(source, counts[order])
-        source += np.arange(first[-1])
-        del counts, first
-        containers = [part.container + shift for part, shift in zip(parts, shifts, strict=False)]
-        yield f"{name}.container", _joined(containers, np.int32)[source]
-        yield f"{name}.offset", _joined([part.offset for part in parts], np.int64)[source]
-        yield f"{name}.nbytes", _joined([part.nbytes for part in parts], np.int64)[source]
-        yield from _optional(
-            f"{name}.block_rows", parts, [part.block_rows for part in parts], order
-        )
-        yield from _optional(f"{name}.skip", parts, [part.skip for part in parts], order)
+        for what, dtype in FEATURE_COLUMNS.items():
+            columns = [getattr(part, what) for part in parts]
+            if what == "first":
+                first, source = _extents_of(columns, order)
+                yield f"{name}.first", first
+                del first
+                continue
+            if what == "container":
+                columns = [each + shift for each, shift in zip(columns, shifts, strict=False)]
+            # 0 for the rows of parts without it
+            if what not in OPTIONAL or any(each is not None for each in columns):
+                filled = (np.zeros(len(index), dtype) if each is None else each
+                          for index, each in zip(indexes, columns, strict=True))  # fmt: skip
+                yield (
+                    f"{name}.{what}",
+                    _joined(filled, dtype)[source if what in OF_EXTENTS else order],
+                )
     for name, value in stats.items():
         yield from stats_columns(name, value)
 
@@ -184,18 +184,15 @@ def stats_columns(feature: str, stats: FeatureStats) -> Columns:
     yield f"{feature}.m2", stats.m2.reshape(-1)
 
 
-def _optional(
-    name: str, parts: Sequence[FeatureColumns], columns: Sequence[Ints | None], order: Ints
-) -> Columns:
-    """Yield a column that not all parts have, with 0 for the rows of the others."""
-    if any(column is not None for column in columns):
-        pairs = zip(parts, columns, strict=True)
-        filled = [np.zeros(len(part.rows), np.int64) if c is None else c for part, c in pairs]
-        yield name, _joined(filled, np.int64)[order]
-
-
-def _stamps_of(index: Index, number: int) -> Hashes:
-    return np.zeros(len(index), np.uint64) if index.stamps is None else index.stamps[number]
+def _extents_of(firsts: Sequence[Ints], order: Ints) -> tuple[Ints, Ints]:
+    """Return where the extents of each row begin, and where each comes from, in their order."""
+    counts = _joined(map(np.diff, firsts), np.int64)
+    first = ends_of(counts[order])
+    source = ends_of(counts)[order]
+    source -= first[:-1]
+    source = np.repeat(source, counts[order])
+    source += np.arange(first[-1])
+    return first, source
 
 
 def _mtimes_of(containers: ContainerColumns) -> Ints:

@@ -109,12 +109,9 @@ def with_items(dataset: Any, keys: Iterable[str] | Mapping[str, str] | None = No
 
 def _add_items(items: DynamicItems, item: Item, _: np.random.Generator) -> Item:
     found = items.of(item["id"], less=item)
-    arrays = [key for key, value in found.items() if _is_array(value)]
+    kinds = (torch.Tensor, np.ndarray)
+    arrays = [key for key, value in found.items() if isinstance(value, kinds) and value.ndim > 0]
     return item | {f"{key}_lengths": len(found[key]) for key in arrays} | found
-
-
-def _is_array(value: object) -> bool:
-    return isinstance(value, torch.Tensor | np.ndarray) and value.ndim > 0
 
 
 def use_loader(

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, cast
 from featcache._checks import directory
 from featcache.declaration import Features
 from featcache.errors import ConfigError
-from featcache.lazy.through import ReadThrough, check_of, plan_of
+from featcache.lazy.through import ReadThrough, plan_of
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -58,7 +58,6 @@ def cache(
             f"file_mode is 'a' or 'r', not {file_mode!r}; to compute everything again remove the "
             "directory"
         )
-    checks = check_of(check)
     path = _path_of(cache_location, cache_filename)
     storage = _storage(compression)
     if storage and features is not None:
@@ -69,9 +68,8 @@ def cache(
     def decorate(function: F) -> F:
         item: Any = function
         is_item = all(hasattr(item, name) for name in ("takes", "provides", "next_takes"))
-        plan = plan_of(path, item.func if is_item else item, features, fingerprint)
+        plan = plan_of(path, item.func if is_item else item, features, fingerprint, check)
         plan = replace(plan, storage=storage, read_only=file_mode == "r", accept=accept)
-        plan = replace(plan, check=checks)
         if not is_item:
             _check_first(item)
             return cast(F, ReadThrough(item, plan))

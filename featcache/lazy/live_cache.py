@@ -9,14 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from featcache.declaration import FeatureStorageConfig
-from featcache.errors import (
-    CacheError,
-    ConfigError,
-    CorruptCacheError,
-    NotACacheError,
-    StaleCacheError,
-)
+from featcache.errors import CacheError, CorruptCacheError, NotACacheError, StaleCacheError
 from featcache.extraction.checking import RunRecord, are_code_or_settings
 from featcache.extraction.destination import is_refused
 from featcache.format.feature_sets import set_of
@@ -29,7 +22,7 @@ from featcache.format.fingerprint import (
     differences,
 )
 from featcache.format.index import Stamps
-from featcache.format.manifest import ADOPTED, NAME, FeatureSetsError, Manifest
+from featcache.format.manifest import ADOPTED, NAME, Manifest
 from featcache.format.part import committed_builds
 from featcache.interface import Array
 from featcache.lazy.arguments import Call
@@ -119,11 +112,7 @@ CURE = "remove it to compute everything again, or give another directory"
 
 
 def stale(
-    path: Path,
-    manifest: Manifest,
-    changed: Sequence[Difference],
-    record: RunRecord,
-    why: str = "",
+    path: Path, manifest: Manifest, changed: Sequence[Difference], record: RunRecord, why: str = ""
 ) -> StaleCacheError:
     """Return the error of a cache that differs from what is declared now."""
     told = [*map(str, changed), *record.since()]
@@ -162,7 +151,7 @@ def accept_if_same(
     with reading(place):
         try:
             generation = Generation.at(place)
-        except (NotACacheError, FeatureSetsError):
+        except NotACacheError:
             return
         manifest = generation.manifest
         changed = changed_since(manifest, features, made_from())
@@ -177,7 +166,7 @@ def accept_if_same(
             results = _compared(generation, id, compute(), refused).to_json()
     of_now = {**made_from(), **({} if results is None else {"results": results})}
     try:
-        record.accept(_declared(manifest), of_now, changed, patience_s=_PATIENCE_S)
+        record.accept(manifest.declared, of_now, changed, patience_s=_PATIENCE_S)
     except OSError as error:
         if is_asked or not is_refused(error):
             raise
@@ -186,7 +175,7 @@ def accept_if_same(
 def _compared(
     generation: Generation, id: str, value: object, refused: Callable[[str], StaleCacheError]
 ) -> Results:
-    manifest, declared = generation.manifest, _declared(generation.manifest)
+    manifest, declared = generation.manifest, generation.manifest.declared
     row = generation.index.find(id)
     if row < 0:
         other = generation.index.id(0)
@@ -203,11 +192,6 @@ def _compared(
         if stored.shape != now.shape or stored.tobytes() != now.tobytes():
             raise refused(f"utterance {id!r}, feature {name!r}: computed now it is another one")
     return results
-
-
-def _declared(manifest: Manifest) -> dict[str, FeatureStorageConfig]:
-    declared = manifest.features.items()
-    return {name: FeatureStorageConfig.from_json(each) for name, each in declared}
 
 
 # A cache that others are filling: what is published, and what lies in parts beside it.
@@ -231,10 +215,7 @@ class LiveCache:
     def __init__(self, path: Path, generation: Generation) -> None:
         manifest = generation.manifest
         self.path = path
-        declared = manifest.features.items()
-        self.features: Features = {
-            name: FeatureStorageConfig.from_json(each) for name, each in declared
-        }
+        self.features: Features = manifest.declared
         made_from = manifest.fingerprint
         self.results = Results.from_json(made_from.get("results"), list(self.features))
         self.has_form = made_from.get("results") is not None
@@ -248,11 +229,7 @@ class LiveCache:
 
     @classmethod
     def opened(
-        cls,
-        path: Path,
-        names: Sequence[str],
-        features: Features | None,
-        made_from: MadeFrom,
+        cls, path: Path, names: Sequence[str], features: Features | None, made_from: MadeFrom
     ) -> Self | None:
         """Open a cache; None if there is none, or one without anything, made from something else.
 
@@ -263,11 +240,6 @@ class LiveCache:
         with reading(place):
             try:
                 generation = Generation.at(place)
-            except FeatureSetsError as error:
-                raise ConfigError(
-                    f"cache {str(path)!r} has feature sets, none of them with {names[0]!r}; give "
-                    "the function a directory of its own"
-                ) from error
             except NotACacheError:
                 return None
             manifest = generation.manifest

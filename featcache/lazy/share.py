@@ -35,7 +35,6 @@ from featcache.extraction.while_filling import WhileFilling
 from featcache.format.files import check_id, check_own_directory, explained
 from featcache.format.index import Stamps
 from featcache.format.lock import WriterLock, holder_text, is_locked
-from featcache.format.manifest import FeatureSetsError
 from featcache.interface import Array
 from featcache.lazy.arguments import Call
 from featcache.lazy.computed_again import StoredAgain, TwiceComputed
@@ -275,10 +274,7 @@ class Share:
     def get(self, call: Call) -> object:
         """Return the result of an utterance: read, or computed and stored."""
         if self._live is not None:
-            try:
-                found = self._live.published(call)
-            except FeatureSetsError:  # of a cache that became a set: see `_look`
-                found = ABSENT
+            found = self._live.published(call)
             if found is not ABSENT:
                 again = self._doubted if call.is_doubted else self._again
                 if again is not None:
@@ -475,11 +471,8 @@ class Share:
         """Find out what others have written, published or made of the cache since the last look."""
         plan = self._plan
         if self._live is not None:
-            try:
-                self._live.look()
-                return self._live
-            except FeatureSetsError:  # another run has added a feature: go on in the set of ours
-                self._end_part()
+            self._live.look()
+            return self._live
         self._live = LiveCache.opened(plan.path, plan.known_names, plan.features, plan.fingerprint)
         return self._live
 
@@ -514,7 +507,7 @@ class Share:
             self._last_miss = time.monotonic()
             try:
                 durable = self._add(call, arrays, read, stamps)
-            except (FeatureSetsError, StaleCacheError):  # it became a set, or was overwritten
+            except StaleCacheError:  # it was overwritten
                 self._end_part()
                 self._look()
                 durable = self._add(call, arrays, read, stamps)
@@ -522,11 +515,7 @@ class Share:
                 self._claims.give_up(*durable)
 
     def _add(
-        self,
-        call: Call,
-        arrays: Mapping[str, ArrayLike],
-        read: Mapping[str, Array],
-        stamps: Stamps,
+        self, call: Call, arrays: Mapping[str, ArrayLike], read: Mapping[str, Array], stamps: Stamps
     ) -> list[str]:
         """Store an utterance in the own part; returns ids of those that have become durable."""
         self._filling.check_open()
@@ -644,11 +633,7 @@ class _OwnPart:
         self._numbers: deque[tuple[int, str]] = deque()  # of these, among the writer's utterances
 
     def add(
-        self,
-        id: str,
-        arrays: Mapping[str, ArrayLike],
-        read: Mapping[str, Array],
-        stamps: Stamps,
+        self, id: str, arrays: Mapping[str, ArrayLike], read: Mapping[str, Array], stamps: Stamps
     ) -> list[str]:
         """Store an utterance; returns ids of those that have become durable."""
         durable: list[str] = []

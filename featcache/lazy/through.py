@@ -42,6 +42,18 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _UNNAMED = "feature"
 
 
+_pid = os.getpid()  # kept: a system call at each read is up to a tenth of it
+
+
+def _note_pid() -> None:
+    global _pid
+    _pid = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_pid)
+
+
 class _OfProcess:
     """The share of one process; its lock is held while the share is begun or ended.
 
@@ -91,7 +103,7 @@ class ReadThrough:
         if not isinstance(id, str):
             id = cast(str, as_id(id))
             check_id(id)
-        here = self._by_pid.get(os.getpid())
+        here = self._by_pid.get(_pid)
         share = None if here is None else here.share
         if share is not None:
             found = share.published(id, self._arguments.entry(args, kwargs))
@@ -114,7 +126,7 @@ class ReadThrough:
             published = "no cache yet"
         except CacheError as error:  # a repr must not fail
             published = f"which cannot be read ({type(error).__name__})"
-        here = self._by_pid.get(os.getpid())
+        here = self._by_pid.get(_pid)
         written = 0 if here is None or here.share is None else here.share.written
         return f"{str(path)!r}: {published}" + (f", {written} written here" if written else "")
 
@@ -168,7 +180,7 @@ class ReadThrough:
         return make, (self._compute, self._plan)
 
     def _here(self) -> _OfProcess:
-        return self._by_pid.setdefault(os.getpid(), _OfProcess())
+        return self._by_pid.setdefault(_pid, _OfProcess())
 
     def _begun(self, call: Call | None = None) -> Share:
         """Return the share of this process; one that begins may accept a cache by a call."""
@@ -284,25 +296,15 @@ def through(
             "the directory of the cache comes first, then what computes: "
             "featcache.through('features', function)"
         )
+    plan = replace(plan_of(cache, compute, features, fingerprint, check), accept=accept)
     if callable(compute) and ids is None:
-        plan = plan_of(cache, compute, features, fingerprint)
-        return ReadThrough(compute, replace(plan, accept=accept, check=check_of(check)))
+        return ReadThrough(compute, plan)
     if not (hasattr(compute, "__getitem__") and hasattr(compute, "__len__")):
         raise ConfigError(
             "through needs a function of an utterance id, or a data set with items by number and a "
             f"length, not {compute!r:.80}"
         )
-
-    plan = plan_of(cache, compute, features, fingerprint)
-    plan = replace(plan, accept=accept, check=check_of(check))
     return ReadThroughDataset(cast("SizedItems", compute), plan, ids)
-
-
-def check_of(check: object) -> bool:
-    """Whether stored results are computed again; raises `ConfigError` for what is no answer."""
-    if check not in ("probe", None):
-        raise ConfigError(f"check is 'probe' or None, not {check!r}")
-    return check is not None
 
 
 def plan_of(
@@ -310,8 +312,11 @@ def plan_of(
     compute: object,
     features: Features | None,
     fingerprint: Mapping[str, object] | None,
+    check: object,
 ) -> FillPlan:
     """Return the plan to fill a cache, of which all but these is as usual."""
+    if check not in ("probe", None):
+        raise ConfigError(f"check is 'probe' or None, not {check!r}")
     if not isinstance(fingerprint or {}, Mapping):
         raise ConfigError(f"the fingerprint is a dict of JSON values, not {fingerprint!r:.80}")
     own = getattr(compute, "__name__", "")
@@ -320,6 +325,7 @@ def plan_of(
         features=None if features is None else by_name(features),
         names=(own if _NAME.fullmatch(own) and own != "id" else _UNNAMED,),
         fingerprint=MadeFrom(functools.partial(_provenance, compute), fingerprint or {}),
+        check=check is not None,
     )
 
 

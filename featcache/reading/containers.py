@@ -250,9 +250,8 @@ class Containers:
 
     Args:
         root: the directory that paths are relative to.
-        path_of: gives the POSIX path of a container, by its number.
-        sizes: the bytes that each file must have; a mapped file that is shorter would kill the
-            process.
+        columns: the containers, as an index names them. Each file must have its size; a mapped file
+            that is shorter would kill the process.
         mapped: True maps files into memory, False reads with pread (better on network file systems,
             where a mapped file that goes away kills the process).
         adopted: those of them that lie elsewhere. An open one that has changed since is an error
@@ -263,16 +262,15 @@ class Containers:
     def __init__(
         self,
         root: Path,
-        path_of: Callable[[int], str],
-        sizes: Sequence[int],
+        columns: ContainerColumns,
         mapped: bool = True,
         adopted: AdoptedFiles | None = None,
         check_reads: bool = False,
     ) -> None:
         self._root = root
         self.adopted = adopted
-        self._path_of = path_of
-        self._sizes = sizes
+        self._path_of = columns.path
+        self._sizes = cast(Sequence[int], columns.sizes.data)
         self._mapped = mapped
         self._open: dict[int, _File] = {}
         # of a cache's own files nothing is asked: every microsecond of a read counts
@@ -282,19 +280,6 @@ class Containers:
         self._missed = False
         self._closed = False
         self._most_open = min(MAX_OPEN, _open_files() // SHARE_OPEN)
-
-    @classmethod
-    def of(
-        cls,
-        root: Path,
-        columns: ContainerColumns,
-        mapped: bool = True,
-        adopted: AdoptedFiles | None = None,
-        check_reads: bool = False,
-    ) -> Containers:
-        """Return the bytes of the containers that an index names."""
-        sizes = cast(Sequence[int], columns.sizes.data)
-        return cls(root, columns.path, sizes, mapped, adopted, check_reads)
 
     def mapped(self, container: int) -> memoryview | None:
         """Return the read-only bytes of a whole container; None unless it is mapped."""
@@ -416,9 +401,17 @@ class Containers:
             return open_within(self._root, self._path_of(container))
         except FileNotFoundError as error:
             raise CorruptCacheError(
-                f"container {self._path(container)!r} is not there; was the cache overwritten or "
-                "moved while it was open? open it again"
+                f"container {self._path(container)!r} is missing; was the cache overwritten or "
+                "moved while it was open? open it again; else "
+                f"{remedy(self._root, self._path_of(container))}"
             ) from error
+
+    def check_file(self, container: int) -> None:
+        """Raise `CorruptCacheError` unless a container is there, in the size that was written.
+
+        An adopted one must be as it was, too.
+        """
+        self._open_file(container)  # which closes itself
 
     def _open_file(self, container: int) -> _File:
         path, size = self._path(container), self._sizes[container]

@@ -513,7 +513,7 @@ class OpenedPart:
     ) -> OpenedPart:
         """Open the features of a part that are `declared`; `index` is the part's."""
         adopted = AdoptedFiles.of(cache, [part.entry], index.containers, roots)
-        containers = Containers.of(cache / part.directory, index.containers, adopted=adopted)
+        containers = Containers(cache / part.directory, index.containers, adopted=adopted)
         arrays = {}
         for name, each in declared.items():
             dims, rows = part.header.dims[name], [part.entry.block_rows[name]]

@@ -5,28 +5,24 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast, overload
-
-from numpy.typing import NDArray
+from typing import NamedTuple, cast
 
 from featcache._checks import listed_ids, not_an_id
 from featcache.errors import (
     CacheError,
     CorruptCacheError,
     KeyNotFoundError,
-    RowError,
     StaleCacheError,
     nearest,
 )
 from featcache.format.annotation_columns import Column, read_column
 from featcache.format.columns import ColumnFile, Strings
 from featcache.format.feature_sets import stored_sets
-from featcache.format.index import Index, StampColumns, read_index, read_strings
+from featcache.format.index import Index, read_index
 from featcache.format.lock import at_work
 from featcache.format.manifest import Manifest, manifest_file, read_kept, read_manifest
 from featcache.interface import Ints
@@ -38,23 +34,26 @@ from featcache.stats import FeatureStats
 # Manifest and columns of a generation, read while others may publish.
 
 
-def _manifest_of(path: Path, name: str | None) -> Manifest:
+def _manifest_of(path: Path, name: str | None, current: Manifest | None = None) -> Manifest:
     """Read the manifest of a generation; that of the current one is what counts of it."""
-    current = read_manifest(path)
+    current = current or read_manifest(path)
     if name is None or name == current.name:
         return current
     return read_manifest(path, manifest_file(name))
 
 
 def opened_columns(
-    path: Path, mapped: bool, checked: bool, name: str | None
-) -> tuple[Manifest, Index, Strings, ColumnFile]:
+    path: Path, mapped: bool, checked: bool, name: str | None, current: Manifest | None
+) -> tuple[Manifest, Index, Strings, ColumnFile | None]:
     """Read manifest, index and failed ids, while others may publish.
 
     The file of columns comes, too: those of annotations are taken out of it when they are needed.
-    With `checked`, all of the index is compared with its checksums.
+    With `checked`, all of the index is compared with its checksums. None where nothing was
+    published yet.
     """
-    manifest = _manifest_of(path, name)
+    manifest = _manifest_of(path, name, current)
+    if not (manifest.index or manifest.rows or manifest.annotations):
+        return manifest, Index.empty(manifest.features), Strings.of([]), None
     while True:
         try:
             file = ColumnFile(path, manifest.index, mapped=mapped, expected=manifest.index_digest)
@@ -71,7 +70,7 @@ def opened_columns(
     with file.until_read(later=bool(manifest.annotations)):
         if checked:
             raise_damage(file.damage())
-        index, failed = read_index(file, list(manifest.features)), read_strings(file, "failed")
+        index, failed = read_index(file, list(manifest.features)), file.strings("failed")
     for wrong in _misfits(manifest, index):
         raise CorruptCacheError(f"cache {str(path)!r} is damaged: {wrong}")
     return manifest, index, failed, file
@@ -89,66 +88,6 @@ def _misfits(manifest: Manifest, index: Index) -> Iterator[str]:
             yield f"it has no statistics of {name!r}"
 
 
-# `Ids`: the utterance ids of numbered rows as a sequence, which holds none of them itself.
-
-
-class HasIds(Protocol):
-    """Rows that have ids, as those of an index or of a table."""
-
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[str]: ...
-    def __contains__(self, id: object) -> bool: ...
-    def id(self, row: int) -> str:
-        """Return the id of a row, counted from 0."""
-        ...
-
-
-class Ids(Sequence[str]):
-    """The ids of a cache or a table in the order of its rows.
-
-    Taken out of the index when they are asked for: ten million ids cost no memory. Equal to any
-    sequence of the same ids; pickled as a list.
-    """
-
-    def __init__(self, rows: HasIds) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @overload
-    def __getitem__(self, row: int) -> str: ...
-    @overload
-    def __getitem__(self, row: slice) -> list[str]: ...
-    def __getitem__(self, row: int | slice) -> str | list[str]:
-        if isinstance(row, slice):
-            return [self._rows.id(each) for each in range(len(self))[row]]
-        try:
-            return self._rows.id(range(len(self))[row])
-        except IndexError:
-            raise RowError(f"no row {row}: there are {len(self)} utterances") from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __contains__(self, id: object) -> bool:
-        return id in self._rows
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence) or isinstance(other, str):
-            return NotImplemented
-        return len(self) == len(other) and all(map(operator.eq, self, other))
-
-    __hash__ = None  # type: ignore[assignment]  # as of a list
-
-    def __repr__(self) -> str:
-        some = ", ".join(map(repr, self[:3]))
-        return f"<{len(self)} ids: {some}{', ...' * (len(self) > 3)}>"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return list, (list(self),)
-
-
 @dataclass(frozen=True)
 class Contents:
     """The rows of a generation: of one, or those that all feature sets of a cache have."""
@@ -161,6 +100,26 @@ class Contents:
     set_rows: Mapping[str, Ints | None] = field(default_factory=dict)
 
 
+class OpenSettings(NamedTuple):
+    """Settings of an opened cache, with which a copy opens it again."""
+
+    mapped: bool = True
+    check_reads: bool = False
+    features: tuple[str, ...] | None = None  # of the sets that are wanted; None: all that are named
+    version: str | None = None  # a tag; None: the current generation
+    names: tuple[str, ...] = ()  # generations that were open before, where they are still there
+    roots: Roots = NO_ROOTS  # places of adopted sources, by key
+
+    @classmethod
+    def of(cls, opened: Generation) -> OpenSettings:
+        """Return the settings with which the same features of the same generation are opened."""
+        features, names = tuple(opened.manifest.features), opened.names
+        return opened.settings._replace(features=features, names=names)
+
+
+ALL = OpenSettings()
+
+
 class Generation:
     """A generation of a cache: the one that is current when it is opened, or an earlier one.
 
@@ -171,15 +130,13 @@ class Generation:
         path: the directory of its files: the cache's, or that of a feature set.
         contents: its rows.
         containers: the bytes of their arrays.
-        file: the columns of the index, where annotations are; None for feature sets.
-        mapped: index and containers are mapped into memory.
-        check_reads: arrays are compared with their checksums when they are read.
-        roots: places of adopted sources by key, where they are not what the cache knows.
+        file: the columns of the index, where annotations are; None for feature sets, and where
+            nothing was published yet.
+        settings: with which it is opened.
         sets: the generations of the feature sets that it is made of, by name; empty for a plain
             cache.
         refused: the errors of features that were made from something else than is expected.
         cache_path: the cache directory, where that is not `path`.
-        version: the tag that it was opened by; None: none.
 
     Attributes:
         set_rows: the rows of each set that are its rows; None where they are all.
@@ -191,21 +148,17 @@ class Generation:
         contents: Contents,
         containers: Containers,
         file: ColumnFile | None,
+        settings: OpenSettings,
         *,
-        mapped: bool = True,
-        check_reads: bool = False,
-        roots: Roots = NO_ROOTS,
         sets: Mapping[str, Generation] | None = None,
         refused: Mapping[str, StaleCacheError] | None = None,
         cache_path: Path | None = None,
-        version: str | None = None,
     ) -> None:
-        self.path, self.cache_path, self.version = path, cache_path or path, version
+        self.path, self.cache_path, self.settings = path, cache_path or path, settings
         self.manifest, self.index = contents.manifest, contents.index
         self.failed, self.features = contents.failed, contents.features
         self.set_rows = contents.set_rows
         self.containers = containers
-        self.mapped, self.check_reads, self.roots = mapped, check_reads, roots
         self.sets, self.refused = sets or {}, refused or {}
         self._file = file
         self._annotations: dict[str, Column] = {}
@@ -214,38 +167,28 @@ class Generation:
     def at(
         cls,
         path: Path,
+        settings: OpenSettings = ALL,
         *,
-        mapped: bool = True,
-        check_reads: bool = False,
         name: str | None = None,
-        roots: Roots = NO_ROOTS,
         cache_path: Path | None = None,
-        version: str | None = None,
+        current: Manifest | None = None,
     ) -> Generation:
-        """Open the current generation of a plain cache or a feature set, or that of a `name`.
+        """Open the current generation of a cache, or of a feature set, or that of a `name`.
 
-        With `check_reads` the index is compared with its checksums now.
+        With `check_reads` the index is compared with its checksums now. `current` is the manifest,
+        where it was read a moment ago.
         """
-        manifest, index, failed, file = opened_columns(path, mapped, check_reads, name)
+        mapped, check_reads = settings.mapped, settings.check_reads
+        manifest, index, failed, file = opened_columns(path, mapped, check_reads, name, current)
         columns = index.containers
-        adopted = AdoptedFiles.of(path, manifest.parts, columns, roots)
-        containers = Containers.of(path, columns, mapped, adopted, check_reads)
+        adopted = AdoptedFiles.of(path, manifest.parts, columns, settings.roots)
+        containers = Containers(path, columns, mapped, adopted, check_reads)
         if check_reads:
             _require_collected(path, [manifest], "check_reads")
         checks = Checks(path, manifest, columns, containers) if check_reads else None
         features = arrays_of(manifest, index, containers, checks)
         contents = Contents(manifest, index, failed, features)
-        return cls(
-            path,
-            contents,
-            containers,
-            file,
-            mapped=mapped,
-            check_reads=check_reads,
-            roots=roots,
-            cache_path=cache_path,
-            version=version,
-        )
+        return cls(path, contents, containers, file, settings, cache_path=cache_path)
 
     @classmethod
     def of_sets(
@@ -258,16 +201,7 @@ class Generation:
         """Return feature sets that are open as the one generation of their cache."""
         first = next(iter(sets.values()))
         return cls(
-            path,
-            contents,
-            first.containers,
-            None,
-            mapped=first.mapped,
-            check_reads=first.check_reads,
-            roots=first.roots,
-            sets=sets,
-            refused=refused,
-            version=first.version,
+            path, contents, first.containers, None, first.settings, sets=sets, refused=refused
         )
 
     def check_collected(self, needs: str) -> None:
@@ -287,11 +221,6 @@ class Generation:
                 of_set = self.set_rows[name]
                 return each, rows if of_set is None else of_set[rows]
         return self, rows
-
-    @property
-    def stamps(self) -> StampColumns | None:
-        """Stamps in row order, `input` and `entry`, 0 where unknown; None if there are none."""
-        return self.index.stamps
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -343,13 +272,6 @@ class Generation:
         if row < 0:
             raise self.not_found(id)
         return row
-
-    def find(self, ids: Iterable[str]) -> Ints:
-        """Return the rows of many ids, -1 where there is none.
-
-        Raises `KeyNotFoundError` for what is no list of strings.
-        """
-        return self.index.find_many(listed_ids(ids))
 
     def rows(self, ids: Iterable[str]) -> Ints:
         """Return the rows of many ids; raises `KeyNotFoundError` for an unknown one."""
@@ -404,25 +326,13 @@ class Generation:
     def written_since(self, advice: str = "refresh() it, or open it again") -> str:
         """Say, as the end of a message, that a newer generation is there than the one opened."""
         with suppress(CacheError, OSError):
-            now = {found.name for _, found in stored_sets(self.path)}
-            tagged = {name for _, found in stored_sets(self.path) for name in found.tags.values()}
+            sets = [found for _, found in stored_sets(self.path)] if self.sets else []
+            stored = sets or [read_manifest(self.path)]
+            now = {found.name for found in stored}
+            tagged = {name for found in stored for name in found.tags.values()}
             if now.difference(self.names) and not tagged.issuperset(self.names):
                 return f"; the cache was written on since it was opened: {advice}"
         return ""
-
-
-# Arrays of several utterances of a generation in one, padded at the end of the frame axis.
-
-
-class PaddedFeatures(NamedTuple):
-    """Arrays of several utterances in one, padded at the end of the frame axis.
-
-    data: (utterances, longest, *dims), or (utterances, *dims) without a time axis.
-    lengths: frames of each utterance, int64; ones without a time axis.
-    """
-
-    data: NDArray[Any]
-    lengths: Ints
 
 
 def _require_collected(path: Path, manifests: Iterable[Manifest], needs: str) -> None:

@@ -13,10 +13,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -31,7 +30,7 @@ from featcache.errors import (
     nearest,
 )
 from featcache.format.columns import Strings
-from featcache.format.feature_sets import last_edits, set_directories, stored_sets
+from featcache.format.feature_sets import last_edits, set_directories, set_names, stored_sets
 from featcache.format.files import reading
 from featcache.format.fingerprint import (
     ABSENT,
@@ -42,32 +41,26 @@ from featcache.format.fingerprint import (
     differences,
     digest_of_canonical,
 )
-from featcache.format.index import (
-    ContainerColumns,
-    Index,
-    common_rows,
-    have_same_ids,
-    rows_of_ids,
-    some_rows,
-)
+from featcache.format.index import Index, common_rows, have_same_ids, rows_of_ids, some_rows
 from featcache.format.lock import holder, holder_text, is_locked
 from featcache.format.manifest import (
     ADOPTED,
     NAME,
+    OWN,
     SETS,
     Expected,
-    FeatureSetsError,
     Manifest,
     is_of_current_build,
     manifest_file,
     name_of,
     read_manifest,
+    set_name,
     tags_of,
 )
 from featcache.interface import Ints
-from featcache.reading.containers import NO_ROOTS, Roots, check_roots
+from featcache.reading.containers import check_roots
 from featcache.reading.feature_arrays import Checks, FeatureArrays, arrays_of
-from featcache.reading.generation import Contents, Generation
+from featcache.reading.generation import ALL, Contents, Generation, OpenSettings
 from featcache.reading.verify import all_damage
 
 # Origin of a cache: when and by what it was made, as far as that was recorded.
@@ -267,7 +260,7 @@ def join_sets(sets: Mapping[str, Generation]) -> Contents:
     index = replace(
         indexes[0],
         features={name: columns for each in indexes for name, columns in each.features.items()},
-        containers=_no_containers(),
+        containers=Index.empty({}).containers,
         stats={name: stats for each in indexes for name, stats in each.stats.items()},
         stamps=None,
         annotations={},  # which are those of the sets
@@ -310,7 +303,9 @@ def damage_of(opened: Generation, *, arrays: bool, alone: bool = False) -> Itera
     """
     for each in opened.sets.values() or (opened,):
         manifest = replace(each.manifest, previous=None, tags={}) if alone else each.manifest
-        yield from all_damage(each.path, manifest, each.index, arrays=arrays, roots=each.roots)
+        yield from all_damage(
+            each.path, manifest, each.index, arrays=arrays, roots=each.settings.roots
+        )
 
 
 def _manifest(sets: Mapping[str, Generation], rows: int) -> Manifest:
@@ -328,7 +323,8 @@ def _manifest(sets: Mapping[str, Generation], rows: int) -> Manifest:
         {**joined_mapping(made_from), FEATURES: declared},
         generation=sum(one.generation for one in manifests),
         write_id="".join(one.write_id for one in manifests),
-        complete=whole and not any(_lacks_any(each, sets) for each in sets.values()),
+        # nor have other sets utterances that one neither has nor says have failed
+        complete=whole and all({*_missing(each, sets)} <= {*each.failed} for each in sets.values()),
         expected=Expected(max(expected), "") if len(expected) == len(manifests) else None,
         rows=rows,
         dims={name: dims for one in manifests for name, dims in one.dims.items()},
@@ -337,11 +333,6 @@ def _manifest(sets: Mapping[str, Generation], rows: int) -> Manifest:
             name: each for one in manifests[::-1] for name, each in one.annotations.items()
         },
     )
-
-
-def _lacks_any(opened: Generation, sets: Mapping[str, Generation]) -> bool:
-    """Whether other sets have utterances that a set neither has nor says have failed."""
-    return not {*_missing(opened, sets)} <= {*opened.failed}
 
 
 def _missing(opened: Generation, sets: Mapping[str, Generation]) -> list[str]:
@@ -357,38 +348,14 @@ def _arrays(opened: Generation, index: Index) -> dict[str, FeatureArrays]:
     """Return what reads the features of some rows of a set."""
     manifest, containers = opened.manifest, opened.containers
     checks = None
-    if opened.check_reads:
+    if opened.settings.check_reads:
         checks = Checks(opened.path, manifest, index.containers, containers)
     return arrays_of(manifest, index, containers, checks)
-
-
-def _no_containers() -> ContainerColumns:
-    nothing = np.empty(0, np.int64)
-    parts = np.empty(0, np.int32)
-    return ContainerColumns(Strings.of([]), nothing, np.empty(0, np.uint8), parts)
 
 
 # Opening a cache: a plain one, or feature sets, of which a stale one refuses its features only.
 
 
-class OpenSettings(NamedTuple):
-    """Settings of an opened cache, with which a copy opens it again."""
-
-    mapped: bool = True
-    check_reads: bool = False
-    features: tuple[str, ...] | None = None  # of the sets that are wanted; None: all that are named
-    version: str | None = None  # a tag; None: the current generation
-    names: tuple[str, ...] = ()  # generations that were open before, where they are still there
-    roots: Roots = NO_ROOTS  # places of adopted sources, by key
-
-    @classmethod
-    def of(cls, opened: Generation) -> OpenSettings:
-        """Return the settings with which the same features of the same generation are opened."""
-        features, names = tuple(opened.manifest.features), opened.names
-        return cls(opened.mapped, opened.check_reads, features, opened.version, names, opened.roots)
-
-
-ALL = OpenSettings()
 CachePath = str | PathLike[str]
 
 
@@ -400,16 +367,15 @@ def open_generation(
     Raises `StaleCacheError` if nothing of it was made from that.
     """
     with reading(path):
-        try:
-            opened = _open(path, path, settings)
-        except FeatureSetsError as found:
-            sets = _open_at_once(path, found.names, settings)
-            _check_roots(path, sets.values(), settings)
-            if len(sets) > 1:
-                return _joined(path, sets, expectation)
-            (opened,) = sets.values()
+        manifest = read_manifest(path)
+        if SETS in manifest.requires:
+            sets = _open_at_once(path, set_names(path) or (), settings)
         else:
-            _check_roots(path, (opened,), settings)
+            sets = {OWN: _open(path, path, settings, manifest)}
+        _check_roots(path, sets.values(), settings)
+        if len(sets) > 1:
+            return _joined(path, sets, expectation)
+        (opened,) = sets.values()
         if expectation is not None:
             expectation.check(opened)
         return opened
@@ -465,12 +431,12 @@ def _open_sets(path: Path, named: tuple[str, ...], settings: OpenSettings) -> di
     """Open the sets of some features, or all that are named."""
     wanted = set(settings.features or ())
     found = {
-        directory.name: directory
+        set_name(path, directory): directory
         for directory, manifest in stored_sets(path)
         if not wanted.isdisjoint(manifest.features)
     }
     every = set_directories(path, named)
-    sets = found or {name: every[name] for name in named}
+    sets = found or {name: every[name] for name in (OWN, *named)}
     try:
         return _of_version(path, sets, settings)
     except NotACacheError as error:
@@ -491,26 +457,22 @@ def _of_version(path: Path, sets: dict[str, Path], settings: OpenSettings) -> di
                 f"cache {str(path)!r} has no version {settings.version!r}; "
                 f"{nearest(settings.version, known)}"
             )
-    return {name: _open(directory, path, settings) for name, directory in sets.items()}
+    opened = {name: _open(directory, path, settings) for name, directory in sets.items()}
+    # the cache's own are named after their first, too
+    return {next(iter(o.features)) if n == OWN else n: o for n, o in opened.items()}
 
 
-def _open(path: Path, cache_path: Path, settings: OpenSettings) -> Generation:
+def _open(
+    path: Path, cache_path: Path, settings: OpenSettings, current: Manifest | None = None
+) -> Generation:
     name = _generation_of(path, settings)
-    opened = partial(
-        Generation.at,
-        path,
-        mapped=settings.mapped,
-        check_reads=settings.check_reads,
-        roots=settings.roots,
-        cache_path=cache_path,
-        version=settings.version,
-    )
     try:
-        return opened(name=name)
+        return Generation.at(path, settings, name=name, cache_path=cache_path, current=current)
     except CacheError:
         if name is None or settings.version is not None or is_of_current_build(path, name):
             raise
-        return opened()  # that of before has gone meanwhile
+        # that of before has gone meanwhile
+        return Generation.at(path, settings, cache_path=cache_path)
 
 
 def _generation_of(path: Path, settings: OpenSettings) -> str | None:

@@ -13,7 +13,7 @@ from featcache.declaration import dtype_name
 from featcache.format.feature_sets import set_of, stored_sets
 from featcache.format.files import as_id, reading
 from featcache.reading.containers import NO_ROOTS, absolute_roots, check_roots
-from featcache.reading.generation import Generation
+from featcache.reading.generation import Generation, OpenSettings
 from featcache.reading.opening import Expectation
 
 if TYPE_CHECKING:
@@ -56,14 +56,13 @@ class FeatureReader:
         self._opened: Generation | None = None
         if isinstance(path, Generation):
             opened = path.of_feature(feature)
-            self.path, self._roots = opened.path, opened.roots
-            self._check_reads, self._mapped = opened.check_reads, opened.mapped
+            self.path, self._settings = opened.path, opened.settings
             self._expectation = Expectation.of_opened(opened)
-            if opened.version is not None:
+            if opened.settings.version is not None:
                 self._name = opened.manifest.name
             return
-        self.path, self._roots = directory(path, "a cache").absolute(), absolute_roots(roots)
-        self._check_reads, self._mapped = check_reads, mapped
+        self.path = directory(path, "a cache").absolute()
+        self._settings = OpenSettings(mapped, check_reads, roots=absolute_roots(roots))
         self._expectation = Expectation.of(expect).with_what_is_there(self._place)
 
     def __call__(self, id: str) -> torch.Tensor:
@@ -104,12 +103,7 @@ class FeatureReader:
         if self._opened is None:
             with reading(self.path):
                 opened = Generation.at(
-                    self._place,
-                    mapped=self._mapped,
-                    check_reads=self._check_reads,
-                    name=self._name,
-                    roots=self._roots,
-                    cache_path=self.path,
+                    self._place, self._settings, name=self._name, cache_path=self.path
                 )
                 if self._expectation.same is None:  # nobody has opened the cache before
                     self._check_roots()
@@ -119,9 +113,9 @@ class FeatureReader:
         return self._opened
 
     def _check_roots(self) -> None:
-        if self._roots:
+        if roots := self._settings.roots:
             parts = [part for _, each in stored_sets(self.path) for part in each.parts]
-            check_roots(self.path, parts, self._roots)
+            check_roots(self.path, parts, roots)
 
     @property
     def _place(self) -> Path:

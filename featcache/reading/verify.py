@@ -18,7 +18,7 @@ from featcache.container_files import PAGE_BYTES, Pages, bytes_at
 from featcache.declaration import FEW_FRAMES, FrameTimes
 from featcache.errors import CacheError, CorruptCacheError
 from featcache.format.columns import ColumnFile
-from featcache.format.files import open_there, open_within, remedy
+from featcache.format.files import open_there, open_within
 from featcache.format.index import (
     ContainerColumns,
     FeatureColumns,
@@ -37,7 +37,7 @@ from featcache.format.manifest import (
 )
 from featcache.format.part import COLUMNS, SEAL, read_part
 from featcache.interface import Ints
-from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Roots
+from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Containers, Roots
 
 # Damage of containers, page by page, and of the arrays on damaged pages.
 
@@ -225,7 +225,7 @@ def own_containers(containers: ContainerColumns, parts: Sequence[PartEntry]) -> 
 
 def container_damage(
     cache: Path,
-    containers: ContainerColumns,
+    columns: ContainerColumns,
     numbers: Sequence[int] | None = None,
     adopted: AdoptedFiles | None = None,
 ) -> Iterator[str]:
@@ -233,33 +233,12 @@ def container_damage(
 
     One is not there, or not in the size that was written; an adopted one may also have changed.
     """
-    for number in range(len(containers)) if numbers is None else numbers:
-        if adopted is not None and number in adopted:
-            yield from _adopted_damage(adopted, number)
-            continue
-        path, expected = containers.path(number), int(containers.sizes[number])
+    containers = Containers(cache, columns, mapped=False, adopted=adopted)
+    for number in range(len(columns)) if numbers is None else numbers:
         try:
-            descriptor = open_within(cache, path)
-        except FileNotFoundError:
-            yield f"container {str(cache / path)!r} is missing; {remedy(cache, path)}"
-            continue
+            containers.check_file(number)
         except CorruptCacheError as error:
             yield str(error)
-            continue
-        size = os.fstat(descriptor).st_size
-        os.close(descriptor)
-        if size != expected:
-            yield (
-                f"container {str(cache / path)!r} has {size} bytes, not the {expected} that were "
-                f"written; {remedy(cache, path)}"
-            )
-
-
-def _adopted_damage(adopted: AdoptedFiles, number: int) -> Iterator[str]:
-    try:
-        os.close(adopted.open(number)[0])
-    except CorruptCacheError as error:
-        yield str(error)
 
 
 def _told(check: Callable[P, Iterable[str]]) -> Callable[P, Iterator[str]]:
@@ -293,7 +272,8 @@ def all_damage(
     for name in filter(None, {manifest.name, manifest.previous, *manifest.tags.values()}):
         if name not in kept:
             yield f"{str(cache / manifest_file(name))!r} is missing"
-    yield from _column_damage(cache, manifest.index, manifest.index_digest)
+    if manifest.index:
+        yield from _column_damage(cache, manifest.index, manifest.index_digest)
     yield from _generation_damage(cache, manifest, index, arrays, roots)
     yield from _building_damage(cache, manifest)
     for name in kept:

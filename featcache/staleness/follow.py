@@ -11,10 +11,11 @@ import builtins
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from types import FunctionType, MemberDescriptorType, ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -55,13 +56,6 @@ _OF_BRAINS = ("modules", "raw_modules")  # attributes that hold modules by name
 MAKING = ("__init__", "__new__", "__post_init__")
 
 
-def _names_of(steps: Iterable[Step]) -> Iterator[str | int]:
-    for step in steps:
-        if step.name is None:
-            return
-        yield step.name
-
-
 class FunctionReading:
     """Reading of one function: what its chains stand for."""
 
@@ -98,7 +92,7 @@ class FunctionReading:
         for chain in names.passed:
             self._note_passed(chain)
         for chain in names.read:
-            self._resolve(chain)
+            self.resolve(self._with_keys(chain))
         for chain in names.with_all:
             if (value := self._held(chain)) is not MISSING:
                 self._to.read_whole.add(type(value))
@@ -135,9 +129,6 @@ class FunctionReading:
         if root in self._found.names.local:
             return MISSING
         return proxied(self._found.function.__globals__.get(root, MISSING))
-
-    def _resolve(self, chain: Chain) -> None:
-        self._resolve_known(self._with_keys(chain))
 
     def _with_keys(self, chain: Chain) -> Chain:
         """Put the keys of items into a chain that are values of settings: `TABLE[self.kind]`."""
@@ -180,13 +171,11 @@ class FunctionReading:
         if self._is_extractor(root):
             names = self._to.written_of(type(self._to.extractor))
             return any(step.name in names for step in chain.steps)  # in any way
-        return self._to.is_written((*self._holder(root), *_names_of(chain.steps)))
+        named = takewhile(lambda name: name is not None, (step.name for step in chain.steps))
+        return self._to.is_written((*self._holder(root), *cast(Iterator[str | int], named)))
 
-    def without_keys(self, chain: Chain) -> None:
-        """Note what a chain leads to, whatever the keys are."""
-        self._resolve_known(chain)
-
-    def _resolve_known(self, chain: Chain) -> None:
+    def resolve(self, chain: Chain) -> None:
+        """Note what a chain leads to, whatever the keys are that it does not tell."""
         to = self._to
         if self._self(chain.root):
             if self._owner in type(to.extractor).__mro__:
@@ -294,9 +283,6 @@ class FunctionReading:
 
 
 # Following of code: the functions, classes and values that a function reaches by name.
-#
-# All code of the user's is followed, in whatever file; that of libraries is not. A method of a
-# class counts if an object of the class is reached, and code that is followed mentions its name.
 
 
 @dataclass
@@ -385,12 +371,13 @@ class Follower:
             self.classes.setdefault(cls, False)
         elif not isinstance(value, SimpleNamespace):
             return None
-        if not all(is_users(base) or _is_neutral(base) for base in cls.__mro__):
+        libraries = [base for base in cls.__mro__ if not is_users(base)]
+        if not {f"{base.__module__}.{base.__qualname__}" for base in libraries} <= NEUTRAL:
             return None
         held = dict(vars(value)) if hasattr(value, "__dict__") else {}
         for base in cls.__mro__:
-            for name in _slots(base):
-                if hasattr(value, name):
+            for name, each in vars(base).items():
+                if isinstance(each, MemberDescriptorType) and hasattr(value, name):
                     held[name] = getattr(value, name)
         names, written = self.names_of(cls) | IMPLICIT, self.written_of(cls)
         all_of_it = not self.read_whole.isdisjoint(cls.__mro__)
@@ -480,7 +467,7 @@ class Follower:
         for reading, chain, key in list(self.keyed):
             if reading.is_written(key):  # by code that was found later
                 self.keyed.remove((reading, chain, key))
-                reading.without_keys(chain)
+                reading.resolve(chain)
         return bool(self._pending) or self.size != before
 
     def _follow_classes(self) -> None:
@@ -550,11 +537,3 @@ class Follower:
             self._operators.update(f"__{kind}{OPERATORS[each]}__" for kind in ("", "r", "i"))
         self.functions[function] = Function(function, label, name, code, names, owner)
         self._pending.append((function, owner))
-
-
-def _is_neutral(base: type) -> bool:
-    return f"{base.__module__}.{base.__qualname__}" in NEUTRAL
-
-
-def _slots(base: type) -> list[str]:
-    return [name for name, each in vars(base).items() if isinstance(each, MemberDescriptorType)]

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 # Digests of what `compute_features` is given of an utterance, by name.
 
 
-class _UnknownError(Exception):
+class _Unknown(Exception):  # noqa: N818  # never leaves this module
     """A value that nothing describes."""
 
 
@@ -52,7 +52,7 @@ def input_digests(data: object, id: str, mentioned: frozenset[str] | None = None
         state = xxhash.xxh3_64()
         try:
             _feed(state, value)
-        except (_UnknownError, RecursionError):
+        except (_Unknown, RecursionError):
             continue
         found[name] = state.hexdigest()
     return found
@@ -100,7 +100,7 @@ def _feed(state: Any, value: Any) -> None:
     if isinstance(value, np.ndarray | np.generic):
         array = np.ascontiguousarray(value)
         if array.dtype.hasobject:
-            raise _UnknownError
+            raise _Unknown
         state.update(f"{array.dtype.str}{array.shape}".encode())
         state.update(array.data.cast("B") if array.size and array.ndim else array.tobytes())
     elif isinstance(value, str):
@@ -122,7 +122,7 @@ def _feed(state: Any, value: Any) -> None:
 def _feed_fields(state: Any, value: Any) -> None:
     fields = _fields(value)
     if fields is None:
-        raise _UnknownError
+        raise _Unknown
     for name, inner in sorted(fields.items()):
         state.update(f"{{{name}".encode())
         _feed(state, inner)
@@ -155,10 +155,6 @@ _SAMPLES = 1024  # shorter arrays are labels, embeddings, tokens
 _TIMES = (datetime.date, datetime.time, datetime.timedelta)
 _PLAIN = (int, float, range, slice, decimal.Decimal, uuid.UUID, *_TIMES)
 _COMPLETE_REPR = frozenset({bool, int, float, complex, type(None)})
-
-
-class _Unknown(Exception):  # noqa: N818  # never leaves this module
-    """A value that nothing describes."""
 
 
 def input_stamp(item: object, mentioned: frozenset[str] = frozenset()) -> int:

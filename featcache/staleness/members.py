@@ -17,95 +17,40 @@ from typing import Any
 import torch
 
 from featcache.staleness.code import is_users, is_users_place
-from featcache.staleness.names import Step
-from featcache.staleness.values import MISSING, configured, is_configuration, proxied
+from featcache.staleness.names import Step, words
+from featcache.staleness.values import MISSING, is_configuration, proxied
 
 # Names that code calls without naming them, and names that tell nothing: tables.
 
 # called without being named
-IMPLICIT = frozenset(
-    [
-        "forward",
-        "__abs__",
-        "__array__",
-        "__array_function__",
-        "__array_ufunc__",
-        "__bool__",
-        "__call__",
-        "__contains__",
-        "__enter__",
-        "__eq__",
-        "__exit__",
-        "__float__",
-        "__ge__",
-        "__get__",
-        "__getattr__",
-        "__getattribute__",
-        "__getitem__",
-        "__gt__",
-        "__index__",
-        "__int__",
-        "__iter__",
-        "__le__",
-        "__len__",
-        "__lt__",
-        "__missing__",
-        "__ne__",
-        "__next__",
-        "__reversed__",
-        "__round__",
-        "__setitem__",
-        "__torch_dispatch__",
-        "__torch_function__",
-    ]
+IMPLICIT = words(
+    "forward __abs__ __array__ __array_function__ __array_ufunc__ __bool__ __call__ "
+    "__contains__ __enter__ __eq__ __exit__ __float__ __ge__ __get__ __getattr__ "
+    "__getattribute__ __getitem__ __gt__ __index__ __int__ __iter__ __le__ __len__ __lt__ "
+    "__missing__ __ne__ __next__ __reversed__ __round__ __setitem__ __torch_dispatch__ "
+    "__torch_function__"
 )
 NAMELESS = ("<lambda>", "_")
 # parts of the names of methods, by operators of Python's syntax tree
-OPERATORS = {
-    "Add": "add",
-    "Sub": "sub",
-    "Mult": "mul",
-    "MatMult": "matmul",
-    "Div": "truediv",
-    "FloorDiv": "floordiv",
-    "Mod": "mod",
-    "Pow": "pow",
-    "LShift": "lshift",
-    "RShift": "rshift",
-    "BitOr": "or",
-    "BitXor": "xor",
-    "BitAnd": "and",
-    "USub": "neg",
-    "UAdd": "pos",
-    "Invert": "invert",
-}
+OPERATORS = dict(
+    pair.split(":")
+    for pair in words(
+        "Add:add Sub:sub Mult:mul MatMult:matmul Div:truediv FloorDiv:floordiv Mod:mod "
+        "Pow:pow LShift:lshift RShift:rshift BitOr:or BitXor:xor BitAnd:and USub:neg "
+        "UAdd:pos Invert:invert"
+    )
+)
 # bases of users' classes whose code reads no attribute but its own
-NEUTRAL = frozenset(
-    [
-        "builtins.object",
-        "torch.nn.modules.module.Module",
-        "typing.Generic",
-        "typing.Protocol",
-        "abc.ABC",
-        "types.SimpleNamespace",
-        "featcache.brain.FeatureCacheMixin",
-        "speechbrain.core.Brain",
-    ]
+NEUTRAL = words(
+    "builtins.object torch.nn.modules.module.Module typing.Generic typing.Protocol abc.ABC "
+    "types.SimpleNamespace featcache.brain.FeatureCacheMixin speechbrain.core.Brain"
 )
 
 
 # Members of objects: what an attribute or an item is, without running code of properties.
 
 # names that Python itself gives to modules, classes, functions and objects
-_OF_MODULES = [
-    "__builtins__",
-    "__cached__",
-    "__file__",
-    "__loader__",
-    "__package__",
-    "__path__",
-    "__spec__",
-]
+_OF_MODULES = words("__builtins__ __cached__ __file__ __loader__ __package__ __path__ __spec__")
 _OF_PYTHON = frozenset(
     name for name in (*_OF_MODULES, *dir(type), *dir(FunctionType)) if name[:2] == "__"
 )
@@ -272,3 +217,11 @@ def _is_users(package: str) -> bool:
         return False
     places = [spec.origin] if spec.has_location else spec.submodule_search_locations or ()
     return any(place is not None and is_users_place(package, place) for place in places)
+
+
+def configured(value: Any, name: str | int) -> Any:
+    """Return an item of a configuration; its method, or `MISSING`, where it has no such item."""
+    with contextlib.suppress(LookupError, TypeError, ValueError):  # nothing to interpolate, say
+        if isinstance(name, int) or name in value:
+            return value[name]
+    return getattr(type(value), str(name), MISSING)

@@ -126,17 +126,11 @@ def parts_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
             continue
         seen.add(id(part))
         yield path, part
-        inner = [
+        pending[:0] = [
             (f"{path}.{name}" if path else name, unwrapped(child))
-            for name, child in _children(part)
+            for name, child in part._modules.items()  # noqa: SLF001  # with doubles
+            if child is not None
         ]
-        pending[:0] = inner
-
-
-def _children(part: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    for name, child in part._modules.items():  # noqa: SLF001  # named_children leaves out doubles
-        if child is not None:
-            yield name, child
 
 
 def describe_module(module: torch.nn.Module, values: Values) -> ModuleDescription:
@@ -208,14 +202,14 @@ def _saved(part: Any) -> Iterator[tuple[str, object]]:
 
 def _hooked(part: torch.nn.Module) -> Iterator[tuple[str, object]]:
     for name in _HOOKS:
-        hooks = [hook for hook in vars(part).get(name, {}).values() if not _is_librarys(hook)]
+        hooks = [
+            hook
+            for hook in vars(part).get(name, {}).values()
+            # a function of a library takes notes; objects may compute
+            if not isinstance(hook, FunctionType) or is_users(hook)
+        ]
         if hooks:
             yield name.strip("_"), hooks
-
-
-def _is_librarys(hook: object) -> bool:
-    """Whether a hook is a function of a library, which takes notes; objects may compute."""
-    return isinstance(hook, FunctionType) and not is_users(hook)
 
 
 def _made_by_hooks(part: torch.nn.Module) -> set[str]:

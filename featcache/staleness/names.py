@@ -122,46 +122,18 @@ def asks_training(test: ast.expr, methods: frozenset[str]) -> ast.expr | None:
 
 # Names in the code of one function: chains like `self.hparams.gain`, stores, and text.
 
+
+def words(text: str) -> frozenset[str]:
+    """Return names that stand in a text, apart by spaces."""
+    return frozenset(text.split())
+
+
 # methods of lists, dicts, sets and their like that change them, and those that also return an item
-_CHANGING = frozenset(
-    [
-        "add",
-        "append",
-        "appendleft",
-        "clear",
-        "discard",
-        "extend",
-        "insert",
-        "push",
-        "put",
-        "remove",
-        "sort",
-        "update",
-    ]
-)
+_CHANGING = words("add append appendleft clear discard extend insert push put remove sort update")
 _TAKING = frozenset(["pop", "popitem", "popleft", "setdefault"])
 # functions that read all of a container
-_READING = frozenset(
-    [
-        "all",
-        "any",
-        "asdict",
-        "dict",
-        "enumerate",
-        "iter",
-        "len",
-        "list",
-        "map",
-        "max",
-        "min",
-        "reversed",
-        "set",
-        "sorted",
-        "sum",
-        "tuple",
-        "vars",
-        "zip",
-    ]
+_READING = words(
+    "all any asdict dict enumerate iter len list map max min reversed set sorted sum tuple vars zip"
 )
 _READING_ATTRIBUTES = frozenset(["asdict", "astuple", "fields", "vars"])  # all of an object
 _LONGEST_NAME = 64
@@ -530,7 +502,9 @@ def written_by(cls: type) -> Mapping[str, Way]:
     methods = _methods(cls)
     if not any(_stores(each.__code__) for name, each in methods.items() if name != "__init__"):
         return {}
-    asking = frozenset(name for name, each in methods.items() if _asks(each.__code__))
+    asking = frozenset(
+        name for name, each in methods.items() if "training" in each.__code__.co_names
+    )
     found: dict[str, Way] = {}
     pending, seen = [name for name in _ENTRIES if name in methods], set[str]()
     while pending:
@@ -604,7 +578,3 @@ def _names(function: FunctionType, asking: frozenset[str]) -> MentionedNames | N
 
 def _stores(code: CodeType) -> bool:
     return not _STORES.isdisjoint(code.co_code[::2]) or "register_buffer" in code.co_names
-
-
-def _asks(code: CodeType) -> bool:
-    return "training" in code.co_names

@@ -24,8 +24,8 @@ from featcache.format.index import Hashes
 from featcache.format.shared_array import SharedArray
 from featcache.interface import Ints
 from featcache.reading.feature_arrays import FeatureArrays
-from featcache.reading.generation import Generation
-from featcache.reading.opening import Expectation, OpenSettings, open_generation
+from featcache.reading.generation import Generation, OpenSettings
+from featcache.reading.opening import Expectation, open_generation
 
 # `RowMap`: the rows that something has of what lies below it, both ways.
 
@@ -189,7 +189,7 @@ class Block:
     def find(self, ids: Sequence[str]) -> Ints:
         """Return the rows of ids, -1 where there is none."""
         member = self.members[0]
-        found = member.opened.find(ids)
+        found = self._index.find_many(ids)
         return found if member.rows is None else member.rows.find(found)
 
     def nearest(self, id: str) -> str:

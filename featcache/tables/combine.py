@@ -252,9 +252,10 @@ def join(
     tables = [FeatureTable.of(source) for source in sources]
     if not tables:
         raise ConfigError("join needs at least one cache")
-    _refuse_cuts(tables)
     seen: dict[str, FeatureTable] = {}
     for number, table in enumerate(tables):
+        if table.selection.cuts is not None:
+            raise ConfigError(f"join takes no segments, as {table!r} has; join first, then cut")
         for name in table.features:
             if name in seen:
                 raise ConfigError(
@@ -366,9 +367,3 @@ def _number(block: Block, blocks: list[Block]) -> int:
             return number
     blocks.append(block)
     return len(blocks) - 1
-
-
-def _refuse_cuts(tables: Sequence[FeatureTable]) -> None:
-    for table in tables:
-        if table.selection.cuts is not None:
-            raise ConfigError(f"join takes no segments, as {table!r} has; join first, then cut")

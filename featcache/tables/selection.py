@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import suppress
 from functools import reduce
-from typing import Any, cast
+from typing import Any, NamedTuple, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +23,72 @@ from featcache.format.files import digest, from_storage
 from featcache.format.index import Hashes
 from featcache.interface import Bytes, Ints
 from featcache.reading.feature_arrays import FeatureArrays, memory_for
-from featcache.reading.generation import Generation, PaddedFeatures
+from featcache.reading.generation import Generation
 from featcache.registry import is_lossless
 from featcache.stats import FeatureStats
 from featcache.tables.blocks import Block, BlockMember, RowMap, TableBlocks
 from featcache.tables.segments import Cuts, Segments
 from featcache.tables.times import require_times
+
+# `Ids`: the utterance ids of numbered rows as a sequence, which holds none of them itself.
+
+
+class Ids(Sequence[str]):
+    """The ids of a cache or a table in the order of its rows.
+
+    Taken out of the index when they are asked for: ten million ids cost no memory. Equal to any
+    sequence of the same ids; pickled as a list.
+    """
+
+    def __init__(self, rows: Selection) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        if isinstance(row, slice):
+            return [self._rows.id(each) for each in range(len(self))[row]]
+        try:
+            return self._rows.id(range(len(self))[row])
+        except IndexError:
+            raise RowError(f"no row {row}: there are {len(self)} utterances") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._rows
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str):
+            return NotImplemented
+        return len(self) == len(other) and all(map(operator.eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]  # as of a list
+
+    def __repr__(self) -> str:
+        some = ", ".join(map(repr, self[:3]))
+        return f"<{len(self)} ids: {some}{', ...' * (len(self) > 3)}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return list, (list(self),)
+
+
+class PaddedFeatures(NamedTuple):
+    """Arrays of several utterances in one, padded at the end of the frame axis.
+
+    data: (utterances, longest, *dims), or (utterances, *dims) without a time axis.
+    lengths: frames of each utterance, int64; ones without a time axis.
+    """
+
+    data: NDArray[Any]
+    lengths: Ints
+
 
 # `Selection`: rows of blocks in some order, whole or cut; a table without its user's words.
 

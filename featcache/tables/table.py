@@ -18,7 +18,6 @@ from featcache.errors import CacheError, ConfigError
 from featcache.format.annotation_columns import Column
 from featcache.format.files import digest
 from featcache.interface import Bytes, Ints
-from featcache.reading.generation import Ids, PaddedFeatures
 from featcache.reading.opening import CachePath, Expectation, check_complete, open_generation
 from featcache.stats import FeatureStats
 from featcache.tables.columns import (
@@ -33,7 +32,13 @@ from featcache.tables.columns import (
     what_keeps_nothing,
 )
 from featcache.tables.segments import SegmentSource, segments_of
-from featcache.tables.selection import Selection, chosen_rows, rows_of_keys
+from featcache.tables.selection import (
+    Ids,
+    PaddedFeatures,
+    Selection,
+    chosen_rows,
+    rows_of_keys,
+)
 from featcache.tables.times import Align, Alignment
 
 if TYPE_CHECKING:

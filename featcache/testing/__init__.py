@@ -28,10 +28,7 @@ except ImportError as error:
 pytest.register_assert_rewrite(
     *(
         f"{__name__}.{name}"
-        for name in (
-            *("backend_under_test", "contract", "decoding", "durability", "native", "promises"),
-            *("reads", "round_trips", "writes"),
-        )
+        for name in ("backend_under_test", "contract", "promises", "round_trips")
     )
 )
 

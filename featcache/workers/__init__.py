@@ -11,13 +11,13 @@ from featcache._loading import load
 
 if TYPE_CHECKING:
     from featcache.workers.client import get_client as get_client
-    from featcache.workers.worker_env import with_worker_env as with_worker_env
-    from featcache.workers.worker_env import worker_env as worker_env
+    from featcache.workers.environments import with_worker_env as with_worker_env
+    from featcache.workers.environments import worker_env as worker_env
 
 _HOMES = {
     "get_client": "featcache.workers.client",
-    "with_worker_env": "featcache.workers.worker_env",
-    "worker_env": "featcache.workers.worker_env",
+    "with_worker_env": "featcache.workers.environments",
+    "worker_env": "featcache.workers.environments",
 }
 __all__ = [*_HOMES]
 

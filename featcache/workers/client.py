@@ -22,7 +22,7 @@ import click
 
 from featcache.errors import ConfigError, MissingDependencyError
 from featcache.workers.config import QUEUES, ParallelConfig
-from featcache.workers.worker_env import SetupFn, WorkerEnv, register
+from featcache.workers.environments import SetupFn, WorkerEnv, register
 
 if TYPE_CHECKING:
     from dask.distributed import Client

@@ -19,8 +19,8 @@ from featcache._closing import close_after, closed_after
 from featcache._interval import Interval
 from featcache.errors import IncompleteError
 from featcache.workers.attempts import TaskTakenError, revoke
+from featcache.workers.environments import env_of
 from featcache.workers.pickling import returned
-from featcache.workers.worker_env import env_of
 from featcache.workers.workers import Workers, answers_within
 
 if TYPE_CHECKING:

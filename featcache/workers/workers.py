@@ -18,8 +18,8 @@ from featcache._interval import Interval
 from featcache.errors import FeatcacheError
 from featcache.workers.client import WANTED, get_client, names_of, replace_workers
 from featcache.workers.config import ParallelConfig
+from featcache.workers.environments import OWN, SetupFn, WorkerEnv, env_of, forget, register
 from featcache.workers.pickling import returned
-from featcache.workers.worker_env import OWN, SetupFn, WorkerEnv, env_of, forget, register
 
 if TYPE_CHECKING:
     from distributed import Client, Worker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,23 +13,16 @@ from featcache.adoptable import Found
 from featcache.errors import CacheError, NotACacheError
 from featcache.format.annotation_columns import Column
 from featcache.format.annotations import Values, check_annotations, kinds_of
-from featcache.format.columns import Strings
 from featcache.format.feature_sets import stored_sets
 from featcache.format.files import explained
-from featcache.format.index import (
-    DIGEST_BYTES,
-    ContainerColumns,
-    FeatureColumns,
-    Index,
-    hash_of,
-)
+from featcache.format.index import ContainerColumns, FeatureColumns, Index
 from featcache.format.journal import Header
 from featcache.format.manifest import ADOPTED, Adopted, read_manifest
 from featcache.reading.containers import read_roots, write_root
 from featcache.writing.compact import seal_adopted
 from featcache.writing.held import HeldCache
 from featcache.writing.open_part import Declarations
-from featcache.writing.session import WriteSession
+from featcache.writing.session import session_of
 from featcache.writing.sets import directory_to_write
 
 
@@ -59,21 +52,16 @@ def publish_adopted(
             f"cache {str(directory)!r} holds something already; give another directory, or "
             "overwrite=True to replace it"
         )
-    with explained(directory, lambda: "the source is as it was"):
-        owner = _Owner()
-        session = WriteSession(owner, directory, features, {ADOPTED: source.kind}, overwrite)
-        try:
-            key = _key_of((directory, *(each for each, _ in stored_sets(cache))), source)
-            write_root(directory, key, source.root)
-            header = _header_for(session.held, found)
-            seal_adopted(directory, header, Adopted(key, False), index, annotations)
-            session.close(True, publish=True)
-        finally:
-            session.close(False, publish=False)
-
-
-class _Owner:
-    """The call, which a session belongs to until it ends."""
+    made_from = {ADOPTED: source.kind}
+    with (
+        explained(directory, lambda: "the source is as it was"),
+        session_of(directory, features, made_from, overwrite=overwrite) as session,
+    ):
+        key = _key_of((directory, *(each for each, _ in stored_sets(cache))), source)
+        write_root(directory, key, source.root)
+        header = _header_for(session.held, found)
+        seal_adopted(directory, header, Adopted(key, False), index, annotations)
+        session.close(True, publish=True)
 
 
 def _rows_in(cache: Path) -> int:
@@ -104,34 +92,22 @@ def _header_for(held: HeldCache, found: Found) -> Header:
 
 
 def _index_of(found: Found, source: Source) -> Index:
-    keys = [id.encode() for id in found.ids]
-    rows, files = len(keys), len(source.paths)
-    return Index(
-        hashes=np.fromiter(map(hash_of, keys), np.uint64, rows),
-        hash_rows=np.arange(rows),
-        ids=Strings.of_bytes(keys),
-        features={
-            name: FeatureColumns(
-                rows=feature.rows,
-                checksum=np.zeros(rows, np.uint64),
-                first=feature.first,
-                container=feature.container,
-                offset=feature.offset,
-                nbytes=feature.nbytes,
-                block_rows=feature.block_rows,
-                skip=feature.skip,
-            )
-            for name, feature in found.features.items()
-        },
-        containers=ContainerColumns(
-            paths=Strings.of(source.paths),
-            sizes=np.array(source.sizes, np.int64),
-            digests=np.zeros(files * DIGEST_BYTES, np.uint8),
-            parts=np.zeros(files, np.int32),
-            mtimes=np.array(source.mtimes, np.int64),
-        ),
-        stats={},
-    )
+    features = {
+        name: FeatureColumns(
+            rows=feature.rows,
+            checksum=np.zeros(len(found.ids), np.uint64),
+            first=feature.first,
+            container=feature.container,
+            offset=feature.offset,
+            nbytes=feature.nbytes,
+            block_rows=feature.block_rows,
+            skip=feature.skip,
+        )
+        for name, feature in found.features.items()
+    }
+    files = ContainerColumns.of(source.paths, source.sizes)
+    containers = replace(files, mtimes=np.array(source.mtimes, np.int64))
+    return Index.of(found.ids, features, containers, {})
 
 
 def _columns_of(found: Found, features: Declarations) -> dict[str, Column]:

@@ -53,7 +53,7 @@ from featcache.format.part import SealedPart
 from featcache.interface import Ints
 from featcache.reading.verify import raise_damage
 from featcache.writing.held import HeldCache, held_to_edit
-from featcache.writing.publish import next_generation
+from featcache.writing.publish import ExpectedIds, next_generation, publish
 from featcache.writing.sets import write_together
 
 # Sources of annotations: a mapping, a table of CSV, lines of JSON, or an Arrow table.
@@ -414,6 +414,8 @@ def annotate(
 def _locked(cache: Path) -> Iterator[tuple[HeldCache, ColumnFile]]:
     """Hold the lock of a cache, with the generation that is current."""
     with held_to_edit(cache) as held:
+        if not held.manifest.index:
+            publish(held, ExpectedIds(complete=False))
         index, digest = held.manifest.index, held.manifest.index_digest
         with ColumnFile(cache, index, expected=digest) as file:
             raise_damage(file.damage())

@@ -170,11 +170,7 @@ def check_features(
             raise FeatureError(f"utterance {id!r}: feature {name!r} is missing; given: {there}")
 
 
-def to_storage(
-    id: str,
-    value: ArrayLike,
-    feature: FeatureStorageConfig,
-) -> Array:
+def to_storage(id: str, value: ArrayLike, feature: FeatureStorageConfig) -> Array:
     """Return `value` as it is stored, maybe itself: shape (rows, *dims), C order, little-endian.
 
     Raises `FeatureError`, naming id, feature and value, for what the declared dtype cannot hold.
@@ -315,9 +311,7 @@ PIECE_ROWS = 4096  # utterances that are handed over together
 
 
 def lengths_of(
-    ids: Sequence[str],
-    lengths: LengthsByFeature,
-    features: Mapping[str, FeatureStorageConfig],
+    ids: Sequence[str], lengths: LengthsByFeature, features: Mapping[str, FeatureStorageConfig]
 ) -> dict[str, list[int]]:
     """Return the rows of each utterance, by feature; 1 for features without a time axis.
 

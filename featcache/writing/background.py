@@ -135,6 +135,11 @@ def nothing() -> None:
     """Do nothing, in the place of what is not needed, or not any more."""
 
 
+def always() -> bool:
+    """Answer yes, where nobody is asked."""
+    return True
+
+
 # Writers that nobody closed: closed when they are dropped, and when their process ends.
 
 W = TypeVar("W")

@@ -45,9 +45,8 @@ from featcache.format.part import (
 )
 from featcache.interface import Ints
 from featcache.reading.generation import Generation
-from featcache.writing import part_writer
 from featcache.writing.changes import Changes
-from featcache.writing.copies import CopySource, StoredArrays, copy_rows
+from featcache.writing.copies import FANOUT, LARGE, CopySource, StoredArrays, copy_rows, fullness
 from featcache.writing.free_space import check_free, margin
 from featcache.writing.held import HeldCache
 from featcache.writing.open_part import Declarations, page_columns, write_seal
@@ -60,9 +59,6 @@ from featcache.writing.recover import still_written
 # whose fullness is alike, within a factor of eight, are of one tier; eight of a tier become one,
 # of the next tier or near it. So n appends of the same size leave at most 7 log8(n) small parts,
 # and copy each utterance log8(n) times.
-
-FANOUT = 8
-LARGE = 1 / FANOUT  # a part of this fullness is not small
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +89,6 @@ class Sized:
     def is_tombstoned(self) -> bool:
         """True if rows of it count no more."""
         return self.part.entry.tombstones is not None
-
-
-def fullness(rows: int, nbytes: int) -> float:
-    """Return the share of rows and bytes of the most that a part holds."""
-    return max(nbytes / part_writer.PART_BYTES, rows / part_writer.PART_ROWS)
 
 
 def as_on_disk(cache: Path, part: SealedPart) -> Sized:

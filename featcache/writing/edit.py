@@ -17,7 +17,6 @@ import xxhash
 
 from featcache._checks import are_listed
 from featcache.container_files import PAGE_BYTES, Pages
-from featcache.declaration import FeatureStorageConfig
 from featcache.errors import (
     CacheError,
     ConfigError,
@@ -29,13 +28,7 @@ from featcache.errors import (
 )
 from featcache.format.feature_sets import set_directories, set_names
 from featcache.format.files import explained, from_storage, reading, write_durably
-from featcache.format.index import (
-    FeatureColumns,
-    Index,
-    container_digest,
-    page_count,
-    pages_of,
-)
+from featcache.format.index import FeatureColumns, Index, container_digest, page_count, pages_of
 from featcache.format.manifest import (
     PARTS,
     BuildState,
@@ -59,8 +52,8 @@ from featcache.writing.compact import compact as compact_parts
 from featcache.writing.held import HeldCache, held_to_edit
 from featcache.writing.open_part import Declarations
 from featcache.writing.publish import ExpectedIds, prepared, publish
-from featcache.writing.session import WriteSession
-from featcache.writing.sets import check_none_left, write_together
+from featcache.writing.session import WriteSession, session_of
+from featcache.writing.sets import write_together
 
 # Lines about utterances that are deleted, in files of whoever works in a cache.
 #
@@ -314,9 +307,8 @@ def delete(cache: Path, ids: Iterable[str], roots: Roots = NO_ROOTS) -> None:
 
 def compact(cache: Path, *, drop_tags: bool) -> None:
     """Rewrite what holds deleted utterances, and small parts, as `Cache.compact` says."""
-    directories = _directories(cache)
     with ExitStack() as stack:
-        sessions = [stack.enter_context(_editing(directory)) for directory in directories]
+        sessions = [stack.enter_context(_editing(directory)) for directory in _directories(cache)]
         caches = [session.held for session in sessions]
         tags = {tag for h in caches for tag in refused_tags(h.path, h.manifest, drop_tags)}
         if tags and len(sessions) > 1:  # a version goes with all its sets
@@ -324,8 +316,6 @@ def compact(cache: Path, *, drop_tags: bool) -> None:
             write_together(cache, {held: _untagged(held.manifest, tags) for held in having})
         for session in sessions:
             compact_parts(session.held, session.features)
-    if cache not in directories:
-        check_none_left(cache)
 
 
 def collect(cache: Path, roots: Roots) -> None:
@@ -359,7 +349,7 @@ def tag(cache: Path, name: str, generations: Collection[str]) -> None:
             held: generation
             for held in places
             for generation in generations
-            if generation == held.manifest.name or _is_whole(held.path, generation)
+            if generation and (generation == held.manifest.name or _is_whole(held.path, generation))
         }
         for held in places:
             known = held.manifest.tags.get(name)
@@ -400,10 +390,9 @@ def _untagged(manifest: Manifest, names: Collection[str]) -> Manifest:
 
 
 def _directories(cache: Path) -> list[Path]:
-    """Return the directories of all feature sets, also of those not complete; or the cache's."""
+    """Return the directories of all feature sets, also of those that are not complete."""
     with reading(cache):
-        names = set_names(cache)
-        return [cache] if names is None else list(set_directories(cache, names).values())
+        return [*set_directories(cache, set_names(cache) or ()).values()]
 
 
 @contextmanager
@@ -416,21 +405,11 @@ def _editing(cache: Path) -> Iterator[WriteSession]:
             f"cache {str(cache)!r} is being overwritten: finish that (overwrite=True, with what it "
             "is made from), or give it up by opening a CacheWriter without overwrite"
         )
-    declared = {
-        name: FeatureStorageConfig.from_json(each) for name, each in manifest.features.items()
-    }
-    made_from = {key: each for key, each in manifest.fingerprint.items() if key != "features"}
-    owner = _Owner()
-    session = WriteSession(owner, cache, declared, made_from, False)
-    try:
-        with explained(cache, lambda: "what is published stays as it is"):
-            yield session
-    finally:
-        session.close(False, publish=False)
-
-
-class _Owner:
-    """An edit, which a session belongs to until it ends."""
+    with (
+        session_of(cache, manifest.declared, manifest.made_from) as session,
+        explained(cache, lambda: "what is published stays as it is"),
+    ):
+        yield session
 
 
 def _is_whole(cache: Path, generation: str) -> bool:
@@ -459,17 +438,12 @@ def _probes(held: HeldCache, ids: Collection[str]) -> list[str]:
         data: bytes | None = None
         with suppress(CorruptCacheError):
             data = read_kept(held.path, files, "probe")
-        if data is None or len(ids) > _MOST_LOOKED_FOR or any(map(_Names(data), ids)):
+        if data is None or len(ids) > _MOST_LOOKED_FOR or any(_names(data, i) for i in ids):
             found += of_role(files, "probe")
     return found
 
 
-class _Names:
-    """Tells whether bytes name an id, as JSON has it."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def __call__(self, id: str) -> bool:
-        forms = (json.dumps(id), json.dumps(id, ensure_ascii=False))
-        return any(form.encode() in self._data for form in forms)
+def _names(data: bytes, id: str) -> bool:
+    """Whether bytes name an id, as JSON has it."""
+    forms = (json.dumps(id), json.dumps(id, ensure_ascii=False))
+    return any(form.encode() in data for form in forms)

@@ -11,23 +11,24 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from featcache.container_files import sync_directory
 from featcache.errors import CacheError, CacheLockedError
-from featcache.format.feature_sets import cache_of_set
 from featcache.format.files import explained, remove_unfinished
 from featcache.format.fingerprint import digest_of_canonical
 from featcache.format.index import Index
 from featcache.format.journal import Header, read_journal
-from featcache.format.lock import WriterLock
+from featcache.format.lock import Held, WriterLock
 from featcache.format.manifest import (
     INDEX,
     KEPT_FILE,
     MANIFESTS,
     NAME,
+    OUTER,
     PARTS,
     Manifest,
+    cache_of_set,
     check_writable,
     generation_number,
     kept_manifests,
@@ -56,8 +57,8 @@ def held_to_edit(cache: Path, patience_s: float = 0.0) -> Iterator[HeldCache]:
         yield held
 
 
-class HeldCache:
-    """A cache, or a feature set, whose lock is held; a `with` block lets go.
+class HeldCache(Held):
+    """A cache, or a feature set, whose lock is held.
 
     Nobody else changes the manifest meanwhile, and a sealed part stays as it is, so each is read
     once. Writers of parts may seal more at any time: whoever lists the parts comes to see these.
@@ -86,9 +87,9 @@ class HeldCache:
         # last, as an interrupt (Ctrl-C) behind it would leave it held
         self._lock = WriterLock(path, patience_s)
         try:
-            outer = cache_of_set(path)
-            if outer is not None:  # who named the set may have been killed before that was durable
-                sync_directory(outer)
+            outer = (cache_of_set(path) or path) / OUTER
+            if outer.exists():  # who wrote it may have been killed before that was durable
+                sync_directory(outer.parent)
             settle(path)
         except BaseException:
             self.release()
@@ -97,19 +98,6 @@ class HeldCache:
     def release(self) -> None:
         """Release the cache; harmless the second time."""
         self._lock.release()
-
-    def __enter__(self) -> Self:
-        try:
-            return self
-        except BaseException:
-            self.release()
-            raise
-
-    def __exit__(self, *error: object) -> None:
-        try:  # twice, as the lock itself does
-            self.release()
-        finally:
-            self.release()
 
     @property
     def manifest(self) -> Manifest:
@@ -197,8 +185,11 @@ class HeldCache:
         return parts
 
     def is_published(self) -> bool:
-        """Whether the current generation is of exactly the parts that are sealed."""
-        return {each.entry.name for each in self.sealed()} == self.published
+        """Whether there is a generation, and of exactly the parts that are sealed."""
+        return (
+            bool(self.manifest.index)
+            and {each.entry.name for each in self.sealed()} == self.published
+        )
 
     @property
     def published(self) -> set[str]:

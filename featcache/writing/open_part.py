@@ -23,7 +23,7 @@ from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CacheError, CacheLockedError, CorruptCacheError
 from featcache.format import journal, lock
 from featcache.format.annotations import NONE, Values
-from featcache.format.columns import Strings, ends_of, save_columns
+from featcache.format.columns import ends_of, save_columns
 from featcache.format.files import (
     from_storage,
     make_directory,
@@ -40,7 +40,6 @@ from featcache.format.index import (
     StampColumns,
     Stamps,
     container_digest,
-    hash_of,
     page_count,
     pages_of,
 )
@@ -154,17 +153,9 @@ class PartRows:
 
     def index(self, containers: ContainerColumns, stats: Mapping[str, FeatureStats]) -> Index:
         """Return their index."""
-        keys = [id.encode() for id in self.ids]
         numbers = {path: number for number, path in enumerate(containers.paths)}
-        return Index(
-            hashes=np.fromiter(map(hash_of, keys), np.uint64, len(keys)),
-            hash_rows=np.arange(len(keys)),
-            ids=Strings.of_bytes(keys),
-            features={name: each.columns(numbers) for name, each in self._arrays.items()},
-            containers=containers,
-            stats=stats,
-            stamps=StampColumns.of(self._stamps),
-        )
+        features = {name: each.columns(numbers) for name, each in self._arrays.items()}
+        return Index.of(self.ids, features, containers, stats, StampColumns.of(self._stamps))
 
     def annotations(self, order: Ints) -> Columns:
         """Return their annotations as columns, in the order of the rows that they become."""
@@ -282,12 +273,7 @@ def _columns(
                 f"container {str(directory / path)!r} has {size} bytes, not what was written"
             )
     digests = b"".join(container_digest(pages[path], sizes[path]) for path in pages)
-    containers = ContainerColumns(
-        paths=Strings.of(list(pages)),
-        sizes=np.array(list(sizes.values()), np.int64),
-        digests=np.frombuffer(digests, np.uint8),
-        parts=np.zeros(len(pages), np.int32),
-    )
+    containers = ContainerColumns.of([*pages], [*sizes.values()], digests)
     index = rows.index(containers, stats)
     in_order = rows_of([index], [])
     yield from index_columns([index], in_order, [*index.features], stats)

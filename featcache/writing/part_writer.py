@@ -33,7 +33,7 @@ from featcache.writing.arrays import (
     check_batch,
     check_one,
 )
-from featcache.writing.background import close_at_exit, nothing
+from featcache.writing.background import always, close_at_exit, nothing
 from featcache.writing.free_space import FreeSpace
 from featcache.writing.held import HeldCache
 from featcache.writing.known_ids import KnownIds, find_stored
@@ -94,7 +94,7 @@ class PartWriter:
         self._part_bytes = self._part_rows = 0
         self._on_part = on_part
         self.parts: list[str] = []
-        self._may_seal: Callable[[], bool] = _yes
+        self._may_seal: Callable[[], bool] = always
         self._under_way = PartsUnderWay(self.path, self._known, held)
         self._thread = HandOver(self.path, self.features, self._memory, self._under_way)
         self.forget: Callable[[], object] = nothing
@@ -343,10 +343,6 @@ class PartWriter:
             raise
         self.closed = True
         self.forget()
-
-
-def _yes() -> bool:
-    return True
 
 
 def _by_id(what: str, given: Mapping[str, T] | None) -> Mapping[str, T]:

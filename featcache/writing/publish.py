@@ -24,7 +24,6 @@ from featcache.format.index import (
     are_below,
     read_index,
     read_stats,
-    read_strings,
 )
 from featcache.format.manifest import (
     ADOPTED,
@@ -78,7 +77,7 @@ def failed_ids(cache: Path, before: Manifest, outcome: ExpectedIds, stored: Stor
     failed = set(outcome.failed)
     if before.index and before.state is BuildState.CURRENT:
         with ColumnFile(cache, before.index, mapped=False, expected=before.index_digest) as file:
-            failed |= set(read_strings(file, "failed"))
+            failed |= set(file.strings("failed"))
     failed.difference_update(outcome.forgotten)
     if failed and outcome.expected is not None:  # one that has left the data set counts no more
         failed.intersection_update(outcome.expected)

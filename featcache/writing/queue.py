@@ -26,7 +26,7 @@ from featcache.format.part import remove_part
 from featcache.interface import Array, Bytes, EncodedArray
 from featcache.stats import FeatureStats
 from featcache.writing.arrays import BLOCK_BYTES, CheckedUtterances, CopyMemory, Packed
-from featcache.writing.background import Background, nothing
+from featcache.writing.background import Background, always, nothing
 from featcache.writing.held import HeldCache
 from featcache.writing.known_ids import KnownIds
 from featcache.writing.open_part import Declarations, OpenPart
@@ -65,20 +65,20 @@ class PartsUnderWay:
     def start(self, features: Declarations, header: Header) -> OpenPart:
         """Open a part; in the thread of the one who writes, who is told what library is missing.
 
-        Raises `CacheError` where nobody would have it: the cache was overwritten meanwhile, has
-        become a feature set, or is gone.
+        Raises `CacheError` where nobody would have it: the cache was overwritten meanwhile, or is
+        gone.
         """
         with explained(self._cache, self.kept):
             if self._held is None:  # who made it may have been killed before its names were durable
                 sync_directory(self._cache)
-            part = OpenPart(self._cache, features, header)
+            # at once among those that end with the writer: an interrupt (Ctrl-C) may come next
+            self.unsealed.append(OpenPart(self._cache, features, header))
             try:  # with the part's lock: whoever changes the cache from now on sees that
                 self._check_wanted(header)
             except BaseException:
-                part.discard()
+                self.unsealed.pop().discard()
                 raise
-        self.unsealed.append(part)
-        return part
+        return self.unsealed[-1]
 
     def _check_wanted(self, header: Header) -> None:
         if not self._manifest().is_building(header.build, header.fingerprint):
@@ -303,7 +303,7 @@ class HandOver:
         self, path: Path, features: Declarations, memory: CopyMemory, under_way: PartsUnderWay
     ) -> None:
         self._pid = os.getpid()
-        self.may_commit: Callable[[], bool] = _yes
+        self.may_commit: Callable[[], bool] = always
         self._path, self._commit = path, under_way.commit
         self._features, self._memory = features, memory
         self._waiting: Staging | None = None  # for more
@@ -366,7 +366,7 @@ class HandOver:
         self._background.stop(finish)
         self._waiting = None
         # or those who gave them live on in a circle
-        self._commit, self.may_commit = nothing, _yes
+        self._commit, self.may_commit = nothing, always
 
     def _put_waiting(self) -> None:
         waiting = self._waiting
@@ -396,7 +396,3 @@ def _store(part: OpenPart, batch: CheckedUtterances) -> None:
     if not batch.is_stored:
         batch.is_stored = True
         part.append(batch)
-
-
-def _yes() -> bool:
-    return True

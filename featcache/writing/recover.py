@@ -21,9 +21,8 @@ from featcache.errors import CacheLockedError, CorruptCacheError
 from featcache.format import journal as journals
 from featcache.format.annotation_columns import Column
 from featcache.format.annotations import kinds_of
-from featcache.format.columns import Strings
 from featcache.format.files import remove_unfinished
-from featcache.format.index import DIGEST_BYTES, ContainerColumns
+from featcache.format.index import ContainerColumns
 from featcache.format.journal import Journal, Placed, Utterance, read_journal
 from featcache.format.lock import (
     HOLDER,
@@ -71,13 +70,8 @@ class DeadPart:
         files = (self.directory / path for path in paths)
         sizes = [file.stat().st_size if file.is_file() else -1 for file in files]
         self._numbers = {path: number for number, path in enumerate(paths)}
-        self._columns = ContainerColumns(
-            paths=Strings.of(paths),
-            sizes=np.array(sizes, np.int64),
-            digests=np.zeros(len(paths) * DIGEST_BYTES, np.uint8),
-            parts=np.zeros(len(paths), np.int32),
-        )
-        self._containers = Containers.of(self.directory, self._columns)
+        self._columns = ContainerColumns.of(paths, sizes)
+        self._containers = Containers(self.directory, self._columns)
 
     def holds(self, utterance: Utterance) -> bool:
         """Whether an utterance has all features, with the bytes that the journal says."""
@@ -120,7 +114,8 @@ def copy_part(
     Statistics are computed again unless the journal is `whole`.
     """
     target = dead.directory.with_name(dead.name + RECOVERED)
-    if (target / SEAL).exists():
+    if (target / SEAL).exists():  # whoever sealed it may have been killed before it was durable
+        sync_directory(target)
         return
     if target.exists():
         remove_part(target)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from featcache.format.index import StampColumns, Stamps
 from featcache.format.manifest import (
     ADOPTED,
     NAME,
+    OUTER,
     PARTS,
+    SETS,
     BuildState,
     Manifest,
     check_writable,
@@ -212,6 +215,27 @@ class WriteSession:
             self._forget()
 
 
+class _Call:
+    """A call, which a session belongs to until it ends."""
+
+
+@contextmanager
+def session_of(
+    path: Path,
+    features: Declarations,
+    fingerprint: Mapping[str, object],
+    *,
+    overwrite: bool = False,
+) -> Iterator[WriteSession]:
+    """Yield the session of a call, which ends with it; what was not published by then is not."""
+    call = _Call()
+    session = WriteSession(call, path, features, fingerprint, overwrite)
+    try:
+        yield session
+    finally:
+        session.close(False, publish=False)
+
+
 def _with_file(cache: Path, manifest: Manifest, role: str, data: bytes) -> Manifest:
     """Return the manifest that names a new file of a role, which is durable."""
     name = new_file(role)
@@ -273,13 +297,15 @@ def _start_new(held: HeldCache, content: Mapping[str, object]) -> None:
             f"{str(path / PARTS)!r}"
         )
     build = builds.get(made_of, 1)
-    fresh = Manifest(content, build=build, building=build, building_fingerprint=made_of)
+    requires = (SETS,) if (path / OUTER).exists() else ()
+    fresh = Manifest(
+        content, build=build, building=build, building_fingerprint=made_of, requires=requires
+    )
     held.begin(fresh)
     parts = (find_tombstones(path, each, fresh) for each in held.sealed())
     deleted = tuple(part.entry for part in parts if part.entry.tombstones)
-    held.begin(replace(fresh, building_parts=deleted))
     (path / PARTS).mkdir(exist_ok=True)  # so that its name is durable with the manifest's
-    publish(held, ExpectedIds(complete=False))
+    held.write(replace(fresh, building_parts=deleted))
 
 
 def _cure(before: Manifest, content: Mapping[str, Any], changed: Sequence[Difference]) -> str:
@@ -347,8 +373,7 @@ def _publish(held: HeldCache, complete: bool | None, expected: Collection[str] |
     manifest = held.manifest
     check_writable(held.path, manifest)
     clear_up(held.path)
-    declared = manifest.features.items()
-    features = {name: FeatureStorageConfig.from_json(each) for name, each in declared}
+    features = manifest.declared
     recover_parts(held, features, pass_live=True)
     if manifest.state is BuildState.ASIDE:  # an overwrite is published by its own writer
         return

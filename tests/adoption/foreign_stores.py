@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -59,3 +60,11 @@ def random_arrays(seed: int, *, count: int = 30, dims: int = 5) -> dict[str, NDA
 
 def adopted(source: Path, into: Path, **options: Any) -> Cache:
     return featcache.adopt(source, into / "cache", **options)
+
+
+def write_h5(path: Path, arrays: dict[str, Any], **options: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            file.create_dataset(name, data=array, **options)
+    return path

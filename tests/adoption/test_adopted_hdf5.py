@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from foreign_stores import adopted, assert_holds, contents, random_arrays
+from foreign_stores import adopted, assert_holds, contents, random_arrays, write_h5
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
@@ -15,14 +15,6 @@ from featcache.errors import AdoptionError, ConfigError
 
 h5py = pytest.importorskip("h5py")
 sb = pytest.importorskip("speechbrain.integrations.hdf5.cached_item")
-
-
-def write_h5(path: Path, arrays: dict[str, Any], **options: Any) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with h5py.File(path, "w") as file:
-        for name, array in arrays.items():
-            file.create_dataset(name, data=array, **options)
-    return path
 
 
 def cached_by_speechbrain(

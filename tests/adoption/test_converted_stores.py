@@ -8,21 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from foreign_stores import contents, random_arrays
+from foreign_stores import contents, random_arrays, write_h5
 
 import featcache
 from featcache import FeatureStorageConfig, KeyNotFoundError
 from featcache.errors import AdoptionError, ConfigError, NotACacheError
 
 h5py = pytest.importorskip("h5py")
-
-
-def write_h5(path: Path, arrays: dict[str, Any], **options: Any) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with h5py.File(path, "w") as file:
-        for name, array in arrays.items():
-            file.create_dataset(name, data=array, **options)
-    return path
 
 
 def converted(source: object, dst: Path, **settings: Any) -> featcache.Cache:

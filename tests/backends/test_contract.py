@@ -11,9 +11,8 @@ import featcache
 from featcache.interface import FeatureSpec, SupportsPages
 from featcache.testing import BackendContract
 from featcache.testing.backend_under_test import Storage
-from featcache.testing.durability import files_of
-from featcache.testing.promises import append_all
-from featcache.testing.reads import packages
+from featcache.testing.contract import packages
+from featcache.testing.promises import append_all, files_of
 
 
 class KnowsItsPages:

@@ -11,7 +11,7 @@ import pytest
 
 from featcache import FeatureStorageConfig
 from featcache.errors import CorruptCacheError
-from featcache.testing.decoding import decode_damaged
+from featcache.testing.promises import decode_damaged
 from featcache_backends._zarr_codecs import BloscCodec, ZstdCodec
 from featcache_backends.lilcom import LilcomCodec
 

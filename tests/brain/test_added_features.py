@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 import speechbrain as sb
 import torch
-from brain_helpers import HOP, Audio, Recipe, assert_holds, expected, make_brain, make_dataset
+from brain_helpers import (
+    HOP,
+    Audio,
+    EnergyAlone,
+    Recipe,
+    assert_holds,
+    expected,
+    make_brain,
+    make_dataset,
+)
 from speechbrain.dataio.dataset import DynamicItemDataset
 from torchrun import run_ranks
 
@@ -42,14 +51,6 @@ class Louder(Recipe):
         frames = 2 * batch.sig.data.unfold(1, HOP, HOP)
         features = {"ssl": self.modules.encoder(frames), "units": frames.sum(dim=2).long()}
         return unpad(batch.id, batch.frames, {**features, "energy": frames.square().sum(dim=2)})
-
-
-class EnergyAlone(Recipe):
-    """A second Brain over the same utterances."""
-
-    def compute_features(self, batch: Any, stage: Any) -> Any:
-        frames = batch.sig.data.unfold(1, HOP, HOP)
-        return unpad(batch.id, batch.frames, {"energy": frames.square().sum(dim=2)})
 
 
 class Clipped(Recipe):

@@ -22,10 +22,8 @@ from brain_helpers import (
 from speechbrain.utils.checkpoints import Checkpointer
 
 import featcache
-from featcache.brain import FeatureCacheMixin
+from featcache import CacheWriter, FeatureCacheMixin, FeatureStorage
 from featcache.errors import ComputeError, ConfigError, StaleCacheError
-from featcache.storage import FeatureStorage
-from featcache.writing.cache_writer import CacheWriter
 
 # The usual run
 

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from torchrun import run_ranks
 
-from featcache.declaration import FeatureStorageConfig
+from featcache import FeatureStorage, FeatureStorageConfig
 from featcache.errors import ConfigError
 from featcache.extraction.run import Ranks
-from featcache.storage import FeatureStorage
 
 SCRIPT = """
 import json, os, sys

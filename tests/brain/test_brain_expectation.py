@@ -13,9 +13,9 @@ from brain_helpers import make_brain, make_dataset
 from speechbrain.dataio.batch import PaddedBatch
 
 import featcache
+from featcache import FeatureStorage
 from featcache.errors import ConfigError, StaleCacheError
 from featcache.reading import opening
-from featcache.storage import FeatureStorage
 
 OTHER_WEIGHTS = r"modules\.encoder\.weights: was"
 

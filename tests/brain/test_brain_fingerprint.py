@@ -9,9 +9,8 @@ import torch
 from brain_helpers import make_brain, make_dataset
 
 import featcache
-from featcache.declaration import FeatureStorageConfig
+from featcache import FeatureStorage, FeatureStorageConfig
 from featcache.errors import StaleCacheError
-from featcache.storage import FeatureStorage
 
 CHANGED = (
     r"modules\.encoder\.weights: was .*\n  ssl of .*\n"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from brain_helpers import (
+    COLLATED,
     HOP,
     Audio,
+    Hidden,
     Recipe,
+    Stream,
     assert_holds,
     expected,
     failures,
@@ -20,10 +22,10 @@ from brain_helpers import (
 )
 from speechbrain.dataio.batch import PaddedBatch
 from speechbrain.dataio.sampler import DynamicBatchSampler
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
+from featcache import FeatureStorage
 from featcache.errors import ComputeError, DuplicateIdError
-from featcache.storage import FeatureStorage
 
 # Other sources
 
@@ -60,27 +62,12 @@ def test_of_a_batch_of_which_some_is_cached_the_rest_is_written(storage: Feature
     assert_holds(cache, expected(brain, dataset))
 
 
-class Hidden:
-    """A map-style dataset that does not show its ids."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._dataset[index]
-
-
 def test_a_dataset_that_hides_its_ids_is_skipped_batch_by_batch(storage: FeatureStorage) -> None:
     audio = Audio()
     brain, dataset = make_brain(storage), make_dataset(10, audio)
     brain.cache_features(make_dataset(5))
     brain.calls.clear()
-    cache = brain.cache_features(
-        Hidden(dataset), loader_kwargs={"batch_size": 2, "collate_fn": PaddedBatch}
-    )
+    cache = brain.cache_features(Hidden(dataset), loader_kwargs=COLLATED)
     assert brain.calls == [["spk/utt-5", "spk/utt-6"], ["spk/utt-7", "spk/utt-8"], ["spk/utt-9"]]
     assert len(audio.loaded) == 10 + 5  # all of them for their ids, then those that were missing
     assert_holds(cache, expected(brain, dataset))
@@ -150,19 +137,9 @@ def test_an_utterance_that_a_loader_gives_twice_is_an_error(storage: FeatureStor
         make_brain(storage).cache_features(loader)
 
 
-class Stream(IterableDataset[Any]):
-    def __init__(self, dataset: Any) -> None:
-        self.dataset_ = dataset
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.dataset_)
-
-
 def test_an_iterable_dataset_is_skipped_batch_by_batch(storage: FeatureStorage) -> None:
     brain, dataset = make_brain(storage), make_dataset()
-    brain.cache_features(
-        Stream(make_dataset(4)), loader_kwargs={"batch_size": 2, "collate_fn": PaddedBatch}
-    )
+    brain.cache_features(Stream(make_dataset(4)), loader_kwargs=COLLATED)
     brain.cache_features(dataset)
     kwargs = {"batch_size": 4, "collate_fn": PaddedBatch, "shuffle": True}
     for overwrite, batches in [(False, 0), (True, 3)]:

@@ -16,10 +16,10 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 from dask.distributed import Client, KilledWorker
 
+from featcache import ParallelConfig
 from featcache.errors import ComputeError, ConfigError, MissingDependencyError
-from featcache.workers.client import get_client
-from featcache.workers.config import ParallelConfig
-from featcache.workers.worker_env import SetupFn, WorkerEnv, with_worker_env, worker_env
+from featcache.workers import get_client, with_worker_env, worker_env
+from featcache.workers.environments import SetupFn, WorkerEnv
 
 T = TypeVar("T")
 TWO = ParallelConfig("local", 2)

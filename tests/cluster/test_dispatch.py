@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from featcache.workers import dispatch as dispatching
-from featcache.workers.client import get_client
+from featcache.workers import get_client
 from featcache.workers.dispatch import Dispatch, LostAttempt
 from featcache.workers.workers import Workers, run_env
 

@@ -14,9 +14,10 @@ import yaml  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
+from featcache import ParallelConfig
 from featcache.errors import ConfigError, UnknownNameError
-from featcache.workers.client import get_client
-from featcache.workers.config import ENVS, ParallelConfig
+from featcache.workers import get_client
+from featcache.workers.config import ENVS
 
 BLOCK = """
 env: slurm

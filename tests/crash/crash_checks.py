@@ -24,10 +24,10 @@ from store_helpers import Arrays, id_of
 
 import featcache
 from featcache.errors import FeatcacheError, NotACacheError
-from featcache.format.feature_sets import set_of
 from featcache.format.manifest import read_building_file
 from featcache.format.part import list_parts
-from featcache.testing.editing import traces_in
+from featcache.store import open_features
+from featcache.testing.contract import traces_in
 
 LONGEST_S = 20.0
 GIVEN = frozenset(range(10))  # the utterances that the stories annotate
@@ -44,9 +44,7 @@ def check(path: Path, layout: str, promise: Promise, oracle: Oracle) -> dict[str
     wrongs: dict[str, str] = {}
     with _noting(wrongs):
         see_added(path, promise, wrongs)
-    cache = path
     with _noting(wrongs):
-        path = set_of(cache, "fbank")
         see(path, promise, oracle, wrongs)
     with _noting(wrongs):
         if None not in promise.visible:
@@ -54,8 +52,7 @@ def check(path: Path, layout: str, promise: Promise, oracle: Oracle) -> dict[str
             see_given(path, promise, wrongs, GIVEN - promise.again)
         see_tag(path, promise, wrongs)
         see_nothing_of(path, promise, wrongs)
-        there = go_on(cache, layout)
-        path = set_of(cache, "fbank")
+        there = go_on(path, layout)
         lost = promise.committed - there
         if lost:
             wrongs["lost"] = f"{sorted(lost)} were committed"
@@ -83,7 +80,7 @@ def see_added(path: Path, promise: Promise, wrongs: dict[str, str]) -> None:
         raise _NothingThere from None
     if ENERGY.name not in cache.features:
         return
-    energy, others = (featcache.open(set_of(path, feature)) for feature in (ENERGY.name, "fbank"))
+    energy, others = (open_features(path, [name]) for name in (ENERGY.name, "fbank"))
     there, other = numbers_in(energy), numbers_in(others) & GIVEN
     if there - other or other - there - promise.again:
         wrongs["half"] = f"{sorted(there)} have an energy, {sorted(other)} the rest"
@@ -100,7 +97,8 @@ def see_added(path: Path, promise: Promise, wrongs: dict[str, str]) -> None:
 def see(path: Path, promise: Promise, oracle: Oracle, wrongs: dict[str, str]) -> featcache.Cache:
     """Read everything and compare it with what readers may see."""
     try:
-        cache = featcache.open(path, verify="arrays")
+        featcache.open(path, verify="arrays")
+        cache = open_features(path, ["fbank"])
     except NotACacheError:
         if None in promise.visible:
             raise _NothingThere from None
@@ -126,7 +124,7 @@ def entry_stamps(
     cache: featcache.Cache, model: Model, wrongs: dict[str, str]
 ) -> Iterator[tuple[int, int]]:
     """Give numbers and entry stamps, and see that the input stamps are those of the numbers."""
-    stamps = cache.opened.stamps
+    stamps = cache.opened.index.stamps
     for number in numbers_in(cache):
         if stamps is None:
             wrongs["wrong"] = "there are no stamps"
@@ -148,7 +146,7 @@ def see_given(
     path: Path, promise: Promise, wrongs: dict[str, str], numbers: frozenset[int]
 ) -> None:
     """Compare the annotation that some utterances were given, all at once."""
-    cache = featcache.open(path)
+    cache = open_features(path, ["fbank"])
     found: set[object] = {None}
     if "given" in cache.annotations:
         there = numbers_in(cache) & numbers
@@ -190,8 +188,7 @@ def _has_stats_of(cache: featcache.Cache, content: Content) -> bool:
     manifest = cache.opened.manifest
     lossy = manifest.features["fbank"]["codec"] == "lilcom"
     edited = any(part.tombstones for part in manifest.parts) or any(
-        part is not None and part.header.replaces
-        for _, part in list_parts(set_of(cache.path, "fbank"))
+        part is not None and part.header.replaces for _, part in list_parts(cache.path)
     )
     near = 0.05 if lossy and edited else 0
     mean = frames.mean(axis=0)

@@ -63,13 +63,7 @@ class Job:
 
     def run(self) -> Report:
         """Watch the writer, then crash it."""
-        story, disk = STORIES[self.report.story], Disk()
-        self._root.mkdir()
-        for work in (story.before, story.work):
-            if work is not None:
-                disk.settle()
-                start = disk.copy()
-                steps = self._watch(disk, partial(work, self._root / PLACE, self.report.layout))
+        start, steps = self._watched()
         third = self._states // 3
         kills = [n for n, step in enumerate(steps) if is_change(step) or step.func is Disk.mark]
         torn = [n for n, step in enumerate(steps) if step.func is Disk.write]
@@ -80,6 +74,27 @@ class Job:
         for number, draw in enumerate(self._first_crashes(start, steps, third // CUTS)):
             self._go_on(start, steps[:draw], FIRST[number % len(FIRST)])
         return self.report
+
+    def run_after(self, what: str, cuts: int) -> Report:
+        """Kill the writer after each step that renames to a path; cut the power of the next one."""
+        start, steps = self._watched()
+        disk = start.copy()
+        for number, step in enumerate(steps, start=1):
+            if moves_name(step) and describe(disk, step).endswith(what):
+                self._go_on(start, steps[:number], KILLED, cuts=cuts)
+            step(disk)
+        return self.report
+
+    def _watched(self) -> tuple[Disk, list[Step]]:
+        """Let the writer of the story work; the disk of before, and what was done to it."""
+        story, disk = STORIES[self.report.story], Disk()
+        self._root.mkdir()
+        for work in (story.before, story.work):
+            if work is not None:
+                disk.settle()
+                start = disk.copy()
+                steps = self._watch(disk, partial(work, self._root / PLACE, self.report.layout))
+        return start, steps
 
     def _watch(self, disk: Disk, work: Callable[[], object]) -> list[Step]:
         """Let a writer work on the real directory, and take the disk along."""
@@ -105,7 +120,9 @@ class Job:
             drawn |= set(self._random.choices(range(len(weights)), None if anywhere else weights))
         return self._random.sample(sorted(drawn), len(drawn))
 
-    def _go_on(self, disk: Disk, steps: Sequence[Step], how: str, before: str = "") -> None:
+    def _go_on(
+        self, disk: Disk, steps: Sequence[Step], how: str, before: str = "", cuts: int = CUTS
+    ) -> None:
         """End a writer after some steps, let another go on, and cut its power."""
         disk = disk.copy()
         for step in steps:
@@ -127,7 +144,7 @@ class Job:
             self._go_on(start, more[: self._random.randint(0, opened)], KILLED, after)
         else:
             draws = [(n, style) for n in range(len(more) + 1) for style in STYLES]
-            self._crash(start, more, draws, TWICE, CUTS, after)
+            self._crash(start, more, draws, TWICE, cuts, after)
 
     def _crash(
         self,

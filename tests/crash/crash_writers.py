@@ -13,8 +13,8 @@ from store_helpers import Arrays, arrays_of, id_of
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import NotACacheError
-from featcache.format.feature_sets import set_of
 from featcache.format.index import Stamps
+from featcache.store import open_features
 from featcache.writing.part_writer import PartWriter
 
 ALL = range(30)
@@ -93,7 +93,7 @@ def open_writer(
     if not overwrite:
         tell("opening", [])
     writer = CacheWriter(path, features_of(layout), made_from(model), overwrite=overwrite)
-    cache = featcache.open(set_of(path, "fbank"))
+    cache = open_features(path, ["fbank"])
     tell("opened", numbers_in(cache), model_in(cache))
     return writer
 

@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from crash_checks import WRONGS
-from crash_jobs import KINDS, Report, crash
+from crash_jobs import KINDS, Job, Report, crash
 from crash_promises import Content, Promise
 from crash_stories import STORIES
 from crash_trace import can_trace
@@ -48,6 +49,17 @@ def test_no_crash_costs_what_was_promised(reports: Reports, story: str, layout: 
     report = reports[story, layout].result()
     print(f"\n{story:15} {layout:12} {summary([report])}", end="")
     assert not report.wrongs, "\n".join([summary([report]), *report.notes])
+
+
+@pytest.mark.parametrize("story", ["recover", "overwrite-on"])
+def test_what_a_writer_killed_at_its_seal_had_copied_is_not_lost(
+    tmp_path: Path, story: str
+) -> None:
+    """The copy may not be durable when the next writer removes what it is of."""
+    job = Job(Report(story, "hdf5"), 0, SEED, tmp_path)
+    report = job.run_after("-recovered/part.json", cuts=200)
+    assert report.states.total() > 100
+    assert not report.wrongs, "\n".join(report.notes)
 
 
 def test_only_a_writer_that_does_not_overwrite_may_publish_as_it_starts() -> None:

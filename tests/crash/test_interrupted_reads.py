@@ -78,7 +78,7 @@ def run(path: Path, compute: Any, trace: Interrupt) -> None:
 
 
 # where locks are taken and let go: each line, in each run of the tests
-HOLDING = {"lock.py", "held.py", "session.py", "cache_writer.py", "open_part.py"}
+HOLDING = {"lock.py", "held.py", "session.py", "cache_writer.py", "open_part.py", "queue.py"}
 CASES: dict[
     str, tuple[Any, list[Path], int, int]
 ] = {  # what computes, which lines, how often of these

@@ -12,7 +12,7 @@ from places import ROOT
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import UnknownNameError
-from featcache.testing.editing import traces_in
+from featcache.testing.contract import traces_in
 
 SECTION = re.compile(r"^## Append, delete, tag$(.*?)^## ", re.MULTILINE | re.DOTALL)
 FINGERPRINT = {"model": "wavlm"}

@@ -23,10 +23,10 @@ from speechbrain.dataio.dataloader import make_dataloader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as LoaderIterator
 
 import featcache
+from featcache import CacheWriter
 from featcache.errors import ComputeError, ConfigError, StaleCacheError
 from featcache.extraction.checking import read_probe
 from featcache.writing import queue
-from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.part_writer import PartWriter
 
 STORED = ("utt-0", "utt-1", "utt-2")

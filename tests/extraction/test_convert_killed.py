@@ -16,7 +16,7 @@ from convert_helpers import KINDS, assert_same, make_source
 
 import featcache
 from featcache import FeatureStorageConfig
-from featcache.workers.client import get_client
+from featcache.workers import get_client
 
 SCRIPT = Path(__file__).parent / "convert_kills.py"
 

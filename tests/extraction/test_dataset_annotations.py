@@ -19,12 +19,6 @@ from featcache.errors import ComputeError, ConfigError, FeatureError
 X = [FeatureStorageConfig("x")]
 
 
-@pytest.fixture
-def storage(tmp_path: Path) -> FeatureStorage:
-    features = [FeatureStorageConfig("ssl"), FeatureStorageConfig("units", dtype="int16")]
-    return FeatureStorage(tmp_path / "features", features)
-
-
 def described(utterances: int = 10, audio: Any = None) -> Any:
     """A recipe's data set: text and speaker of its entries, and dynamic items of these."""
     dataset = make_dataset(utterances, audio)

@@ -18,12 +18,6 @@ from featcache.interop.speechbrain import with_items
 from featcache.samplers import BucketBatchSampler
 
 
-@pytest.fixture
-def storage(tmp_path: Path) -> FeatureStorage:
-    features = [FeatureStorageConfig("ssl"), FeatureStorageConfig("units", dtype="int16")]
-    return FeatureStorage(tmp_path / "features", features)
-
-
 def without(dataset: Any, *ids: str) -> Any:
     return dataset.filtered_sorted(key_test={"id": lambda id: id not in ids})
 

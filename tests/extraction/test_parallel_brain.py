@@ -14,12 +14,9 @@ from parallel_helpers import LOCAL
 from speechbrain.dataio.batch import PaddedBatch
 from torch.utils.data import DataLoader
 
-from featcache.brain import FeatureCacheMixin
+from featcache import FeatureCacheMixin, FeatureStorage, ParallelConfig, unpad
 from featcache.errors import ConfigError
 from featcache.extraction.brain_job import environment_of, provenance_of
-from featcache.extraction.unpad import unpad
-from featcache.storage import FeatureStorage
-from featcache.workers.config import ParallelConfig
 
 
 class Noting(Recipe):

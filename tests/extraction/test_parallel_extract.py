@@ -25,8 +25,8 @@ from featcache.errors import (
     StaleCacheError,
 )
 from featcache.extraction.outcomes import ProgressBar, TaskProgress
-from featcache.workers.client import get_client
-from featcache.workers.worker_env import _BUILT, WorkerEnv, worker_env
+from featcache.workers import get_client, worker_env
+from featcache.workers.environments import _BUILT, WorkerEnv
 
 SERIAL: dict[str, Any] = {"parallel": None}
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from brain_helpers import Recipe, assert_holds, expected, make_brain, make_dataset
 
+from featcache import FeatureStorage
 from featcache.extraction.brain_job import _tell_device
-from featcache.storage import FeatureStorage
-from featcache.workers.client import get_client
+from featcache.workers import get_client
 
 ONE = {"env": "local", "n_workers": 1}
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")

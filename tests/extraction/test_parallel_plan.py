@@ -41,7 +41,7 @@ from featcache.format.journal import Journal, read_journal
 from featcache.format.manifest import PARTS
 from featcache.format.part import COLUMNS
 from featcache.interface import Ints
-from featcache.samplers.batches import Batches
+from featcache.samplers import Batches
 from featcache.writing import part_writer
 
 lengths_lists = st.lists(st.integers(0, 1000) | st.floats(0, 1e6), max_size=200)

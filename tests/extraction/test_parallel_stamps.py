@@ -92,7 +92,7 @@ def test_stamps_are_the_same_whoever_makes_them(tmp_path: Path) -> None:
     found = []
     for name, parallel in (("one", None), ("two", WORKERS)):
         cache = extract(recordings, tmp_path / name, loads=True, parallel=parallel)
-        stamps = cache.opened.stamps
+        stamps = cache.opened.index.stamps
         assert stamps is not None
         assert all(column.all() for column in stamps)
         found.append({id: stamps.input[cache.opened.row(id)] for id in cache})
@@ -199,7 +199,7 @@ def test_stamps_go_by_utterance_whatever_order_items_are_collated_in(tmp_path: P
     items = [{"id": str(number), "x": [number]} for number in range(3)]
     run(items, tmp_path, ids=["0", "1", "2"], collate_fn=backwards)
     cache = run(items, tmp_path, ids=["0", "1", "2"], collate_fn=backwards)
-    stamps = cache.opened.stamps
+    stamps = cache.opened.index.stamps
     assert stamps is not None
     assert len(set(stamps.input.tolist())) == 3
     items[1]["x"] = [5]

@@ -25,8 +25,7 @@ from store_helpers import free_space
 
 from featcache.errors import ComputeError, IncompleteError, StorageFullError
 from featcache.format.part import committed
-from featcache.workers import dispatch, workers
-from featcache.workers.client import get_client
+from featcache.workers import dispatch, get_client, workers
 
 DRIVER = """
 import sys

@@ -15,7 +15,7 @@ from featcache.extraction import while_filling
 from featcache.extraction.on_workers import RunSettings, TaskRunner
 from featcache.extraction.run import digest_of
 from featcache.format.part import committed_builds
-from featcache.samplers.batches import Batches
+from featcache.samplers import Batches
 from featcache.staleness.provenance import provenance
 from featcache.staleness.watch import Watch
 from featcache.writing import part_writer

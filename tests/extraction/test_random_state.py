@@ -12,8 +12,8 @@ import torch
 from brain_helpers import Recipe, make_brain, make_dataset
 from parallel_helpers import Provider, extract
 
+from featcache import FeatureStorage
 from featcache.errors import ComputeError
-from featcache.storage import FeatureStorage
 
 
 def states() -> list[Any]:

@@ -11,8 +11,9 @@ import torch
 from hypothesis import given
 from numpy.typing import NDArray
 
+from featcache import unpad
 from featcache.errors import FeatureError
-from featcache.extraction.unpad import Lengths, unpad
+from featcache.extraction.unpad import Lengths
 
 
 @given(

@@ -27,7 +27,7 @@ from tracebacks import places
 
 import featcache
 from featcache.errors import CacheLockedError, FeatcacheError, NotACacheError
-from featcache.format.feature_sets import set_of
+from featcache.store import open_features
 
 # what to do, in an error's text
 REMEDY = re.compile(r"\bagain\b|free some space|\bremove\b|put it back|another directory")
@@ -159,7 +159,7 @@ def _published(trial: Trial, path: Path, promise: Promise) -> list[Finding]:
     """See that what was published can be read, or, of an overwrite, the one or the other."""
     try:
         featcache.open(path, verify="arrays")
-        cache = featcache.open(set_of(path, "fbank"))
+        cache = open_features(path, ["fbank"])
     except NotACacheError as error:
         return [Finding("destroyed", f"{error!r}")] if promise.published else []
     except BaseException as error:
@@ -197,7 +197,8 @@ def _gone_on(trial: Trial, path: Path, promise: Promise) -> list[Finding]:
             write_missing(writer, EVERYTHING, build)
         if trial.story == "edit":
             featcache.open(path).compact(drop_tags=True)
-        cache = featcache.open(set_of(path, "fbank"), verify="arrays")
+        featcache.open(path, verify="arrays")
+        cache = open_features(path, ["fbank"])
     except CacheLockedError as error:
         return [*findings, Finding("leaks", f"a lock: {error!r}")]
     except BaseException as error:

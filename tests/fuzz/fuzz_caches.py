@@ -21,9 +21,9 @@ from store_helpers import FINGERPRINT, id_of
 import featcache
 from featcache import CacheWriter
 from featcache.errors import FeatcacheError
-from featcache.format.feature_sets import name_following, stored_sets
+from featcache.format.feature_sets import stored_sets, write_outer
 from featcache.format.index import Stamps
-from featcache.format.manifest import NEXT, read_building_file, write_manifest
+from featcache.format.manifest import NEXT, read_building_file, set_name, write_manifest
 
 BOTH = range(8)  # published, in two parts
 KNOWN = "spk1/utt-1"
@@ -69,8 +69,8 @@ def decide(path: Path) -> None:
     for directory, manifest in stored_sets(path):
         after = replace(manifest, tags={**manifest.tags, "v4": manifest.name})
         after = write_manifest(directory, after, file=NEXT)
-        pairs[directory.name] = (manifest.write_id, after.write_id)
-    name_following(path, pairs)
+        pairs[set_name(path, directory)] = (manifest.write_id, after.write_id)
+    write_outer(path, next=pairs)
 
 
 def change(writer: CacheWriter) -> None:

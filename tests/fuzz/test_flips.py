@@ -169,7 +169,7 @@ def _foreign(base: Path, foreign: Path, layout: str) -> Iterator[Damage]:
 def _is_whole_set(base: Path, path: Path) -> bool:
     """Tell whether a path is a set, or several, or what names them: each is a cache of its own."""
     sets = base / "sets"
-    return sets.is_dir() and (path in (sets, base / "featcache.json") or path.parent == sets)
+    return sets.is_dir() and (path in (sets, sets / "featcache.json") or path.parent == sets)
 
 
 def _content(path: Path) -> object:

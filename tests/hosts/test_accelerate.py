@@ -13,7 +13,7 @@ SCRIPT = """
 import sys
 from itertools import islice
 from pathlib import Path
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {paths!r}
 import accelerate
 from torch.utils.data import DataLoader
 import featcache
@@ -72,7 +72,8 @@ for sampler in (bucket(), bucket(rank=accelerator.process_index, world_size=2)):
 
 def test_every_utterance_comes_once_or_the_loader_is_refused(tmp_path: Path) -> None:
     make_host_cache(tmp_path / "cache")
-    run_two(SCRIPT.format(tests=str(Path(__file__).parent.parent)), tmp_path)
+    here = Path(__file__).parent
+    run_two(SCRIPT.format(paths=[str(here.parent), str(here)]), tmp_path)
     for name in ("loader", "resumed", "sampler"):
         assert_each_once(seen_in(tmp_path / name), epochs=3, ranks=2)
     for shares in seen_in(tmp_path / "all").values():

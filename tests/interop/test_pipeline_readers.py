@@ -193,11 +193,6 @@ def test_attach_names_what_is_wrong_before_any_worker_starts(
         other.attach(dataset, "train")
 
 
-def test_an_unknown_id_is_named_with_the_nearest_ones(storage: featcache.FeatureStorage) -> None:
-    with pytest.raises(KeyNotFoundError, match=r"no utterance 'utt-7' .*nearest ids: .*'utt-07'"):
-        storage.reader("train", "fbank")("utt-7")
-
-
 def test_attached_features_are_converted_on_request(
     storage: featcache.FeatureStorage, dataset: DynamicItemDataset
 ) -> None:

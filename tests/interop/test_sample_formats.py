@@ -11,8 +11,8 @@ import soundfile
 from numpy.typing import NDArray
 from sound_helpers import RATE_HZ
 
+from featcache import utterances
 from featcache.errors import FeatureError
-from featcache.interop.utterances import utterances
 
 pytest.importorskip("lhotse")
 

@@ -12,8 +12,9 @@ import soundfile
 from sound_helpers import RATE_HZ, encoded, huggingface, samples_of
 
 import featcache
+from featcache import utterances
 from featcache.errors import ConfigError, FeatureError
-from featcache.interop.utterances import Utterances, utterances
+from featcache.interop.utterances import Utterances
 
 lhotse = pytest.importorskip("lhotse")
 

@@ -4,15 +4,17 @@ ESPnet's kind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from featcache import CacheWriter, FeatureStorageConfig
-from featcache.loading.dataset import FeatureDataset
+from featcache import CacheWriter, FeatureDataset, FeatureStorageConfig
 
 Arrays = dict[str, NDArray[Any]]
 Pairs = dict[str, tuple[str, Arrays]]
@@ -52,3 +54,15 @@ def cached(path: Path, utterances: Pairs, *names: str) -> FeatureDataset:
 def only(utterances: Pairs, *names: str) -> Pairs:
     """The utterances with some of their features."""
     return {id: (id, {name: arrays[name] for name in names}) for id, arrays in utterances.values()}
+
+
+@contextmanager
+def rank_of(rank: int, world_size: int) -> Iterator[None]:
+    """Be a rank of a process group whose other ranks there need not be."""
+    torch.distributed.init_process_group(
+        "fake", store=FakeStore(), rank=rank, world_size=world_size
+    )
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()

@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed
-from iterators_helpers import cached, pairs
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from iterators_helpers import cached, pairs, rank_of
 
 from featcache.errors import ConfigError
 from featcache.espnet import (
@@ -95,18 +91,6 @@ def test_a_cache_needs_no_shape_files(tmp_path: Path, arguments: dict[str, Any])
         factory = CategoryIterFactory(dataset, sampler_args=given, batch_type=batch_type)
         for ids, batch in factory.build_iter(1):
             assert batch["fbank_lengths"].tolist() == [10 + IDS.index(id) for id in ids]
-
-
-@contextmanager
-def rank_of(rank: int, world_size: int) -> Iterator[None]:
-    """Be a rank of a process group whose other ranks there need not be."""
-    torch.distributed.init_process_group(
-        "fake", store=FakeStore(), rank=rank, world_size=world_size
-    )
-    try:
-        yield
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def test_ranks_share_every_batch(arguments: dict[str, Any]) -> None:

@@ -13,10 +13,10 @@ import torch
 from hypothesis import given
 from iterators_helpers import cached, only, pairs
 
+from featcache import FeatureDataset
 from featcache.errors import ConfigError, FeatureError
-from featcache.espnet import CategoryChunkIterFactory, ChunkIterFactory
-from featcache.espnet.collate import CommonCollateFn, PaddedBatch
-from featcache.loading.dataset import FeatureDataset
+from featcache.espnet import CategoryChunkIterFactory, ChunkIterFactory, CommonCollateFn
+from featcache.espnet.collate import PaddedBatch
 
 LENGTHS = {f"u{number}": 3 + number * 17 % 60 for number in range(30)}
 ONE_EACH = [[id] for id in LENGTHS]

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch.distributed
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from iterators_helpers import rank_of
 
 from featcache.errors import ConfigError
 from featcache.espnet import (
     ChunkIterFactory,
+    CommonCollateFn,
     MultipleIterFactory,
     SequenceIterFactory,
     ShardedIterFactory,
     build_iter_factory,
 )
-from featcache.espnet.collate import CommonCollateFn
 
 IDS = [f"u{number}" for number in range(12)]
 
@@ -61,18 +58,6 @@ def shards(tmp_path: Path) -> Path:
         lines = (f"{id} {int(id[1:]) + 1},80\n" for id in IDS[shard::3])
         (tmp_path / f"feats_shape.{shard}").write_text("".join(lines))
     return tmp_path
-
-
-@contextmanager
-def rank_of(rank: int, world_size: int) -> Iterator[None]:
-    """Be a rank of a process group whose other ranks there need not be."""
-    torch.distributed.init_process_group(
-        "fake", store=FakeStore(), rank=rank, world_size=world_size
-    )
-    try:
-        yield
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def ids_of(factory: Any, epoch: int, shuffle: bool | None = None) -> list[list[str]]:

@@ -16,12 +16,13 @@ from featcache.espnet import (
     CategoryChunkIterFactory,
     CategoryIterFactory,
     ChunkIterFactory,
+    CommonCollateFn,
     MultipleIterFactory,
     SequenceIterFactory,
     build_batch_sampler,
     build_category_batch_sampler,
 )
-from featcache.espnet.collate import CommonCollateFn, PaddedBatch
+from featcache.espnet.collate import PaddedBatch
 
 REFERENCE = SHARED / "espnet_batches"
 pytestmark = pytest.mark.skipif(

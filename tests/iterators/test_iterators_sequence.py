@@ -15,9 +15,9 @@ from hypothesis import given
 from iterators_helpers import cached, only, pairs
 
 from featcache.errors import ConfigError
-from featcache.espnet import SequenceIterFactory
-from featcache.espnet.collate import CommonCollateFn, PaddedBatch
-from featcache.samplers.batches import Batches
+from featcache.espnet import CommonCollateFn, SequenceIterFactory
+from featcache.espnet.collate import PaddedBatch
+from featcache.samplers import Batches
 
 LENGTHS = {f"u{number}": 1 + number * 7 % 20 for number in range(12)}
 BATCHES = [["u3", "u1"], ["u7"], ["u0", "u11", "u2"]]

@@ -11,7 +11,8 @@ from hypothesis import given
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, FeatureError
-from featcache.espnet.collate import ArrayOrTensor, CommonCollateFn, EspnetItem
+from featcache.espnet import CommonCollateFn
+from featcache.espnet.collate import ArrayOrTensor, EspnetItem
 
 DTYPES = [
     "float16",

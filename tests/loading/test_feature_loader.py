@@ -20,8 +20,8 @@ from store_helpers import arrays_of, id_of, make_cache
 from test_feature_dataset import check_batch
 from test_prefetch import no_reading_threads
 
-from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig
-from featcache.errors import ClosedError, ConfigError, CorruptCacheError, KeyNotFoundError
+from featcache import CacheWriter, FeatureLoader, FeatureStorageConfig
+from featcache.errors import ClosedError, CorruptCacheError, KeyNotFoundError
 from featcache.loading.memory import Recycler, on_device
 
 
@@ -146,14 +146,6 @@ def test_what_goes_wrong_while_reading_is_raised_in_the_training_loop(
     assert no_reading_threads()
 
 
-def test_a_transform_that_fails_is_raised_in_the_training_loop(cache: Path) -> None:
-    def fail(item: dict[str, Any], rng: object) -> dict[str, Any]:
-        raise LookupError(item["id"])
-
-    with pytest.raises(LookupError, match=id_of(0)):
-        next(iter(FeatureLoader(cache, batch_sampler=BATCHES, transform=fail)))
-
-
 def test_collate_makes_what_is_given_out(cache: Path) -> None:
     def summed(batch: dict[str, Any]) -> tuple[list[str], torch.Tensor]:
         return batch["id"], batch["fbank"].sum()
@@ -259,15 +251,6 @@ def test_waiting_for_data_is_counted_and_work_is_not(cache: Path) -> None:
     assert loader.waited_s == 0
     list(loader)
     assert 0 < loader.waited_s < 60
-
-
-def test_settings_that_cannot_work_are_refused(cache: Path) -> None:
-    with pytest.raises(ConfigError, match="must be a list of batches or a sampler"):
-        FeatureLoader(cache, batch_sampler=iter(BATCHES))
-    with pytest.raises(ConfigError, match="threads=-1"):
-        FeatureLoader(cache, batch_sampler=BATCHES, threads=-1)
-    with pytest.raises(ConfigError, match="give them there"):
-        FeatureLoader(FeatureDataset(cache), "fbank", batch_sampler=BATCHES)
 
 
 def test_an_empty_cache_gives_nothing(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from view_helpers import KINDS, assert_holds, samplers_of, views_of, whole_table
 
-from featcache import FeatureDataset, FeatureLoader
-from featcache.tables.table import FeatureTable
+from featcache import FeatureDataset, FeatureLoader, FeatureTable
 
 
 @pytest.fixture(scope="module")

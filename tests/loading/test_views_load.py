@@ -15,11 +15,10 @@ from torch.utils.data import DataLoader, Subset, random_split
 from view_helpers import views_of, whole_table
 
 import featcache
-from featcache import FeatureDataset, FeatureLoader
+from featcache import FeatureDataset, FeatureLoader, FeatureTable
 from featcache.errors import ConfigError, StateError
 from featcache.espnet import build_batch_sampler
 from featcache.samplers import BucketBatchSampler, ShuffledBatchSampler
-from featcache.tables.table import FeatureTable
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 from store_helpers import arrays_of, make_cache
 
 import featcache
-from featcache import CacheWriter, FeatureLoader, FeatureStorageConfig
+from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig, FeatureTable
 from featcache.errors import ConfigError, CorruptCacheError
-from featcache.loading.dataset import FeatureDataset
-from featcache.samplers.bucket import BucketBatchSampler
-from featcache.tables.table import FeatureTable
+from featcache.samplers import BucketBatchSampler
 
 Ints = NDArray[np.int64]
 

@@ -15,9 +15,8 @@ from hypothesis import given
 from torch.utils.data import DataLoader, Dataset
 
 from featcache.errors import ConfigError
-from featcache.samplers.batches import Batches
+from featcache.samplers import Batches, ShuffledBatchSampler
 from featcache.samplers.epoch import shuffled_in_groups
-from featcache.samplers.shuffled import ShuffledBatchSampler
 
 Steps = list[tuple[list[Any], ...]]
 

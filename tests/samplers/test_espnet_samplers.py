@@ -21,7 +21,7 @@ from featcache.espnet.categories import (
     read_members,
 )
 from featcache.espnet.shapes import PackedStrings, utterances_of
-from featcache.samplers.batches import Batches
+from featcache.samplers import Batches
 
 REFERENCE = SHARED / "espnet_batches"
 FILES = ("utt2category_file", "category2utt_file", "dataset2utt_parent_dir")

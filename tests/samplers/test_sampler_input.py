@@ -6,18 +6,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from refusals import check_refused, refusals
 from store_helpers import id_of, make_cache
 
 import featcache
+from featcache import FeatureTable
 from featcache.errors import ConfigError
 from featcache.espnet import build_batch_sampler, build_category_batch_sampler
-from featcache.tables.table import FeatureTable
 
 LENGTHS = [30, 10, 20, 50, 0]
 
@@ -162,199 +162,35 @@ def test_columns_of_other_files_may_be_in_another_order(tmp_path: Path) -> None:
     assert list(batches) == [["b", "a"], ["c"]]
 
 
-@pytest.mark.parametrize(
-    ("texts", "args", "message"),
-    [
-        (
-            {"a": "u 1\nv 2\n", "b": "u 1\nw 2\n"},
-            {"type": "length"},
-            r"'.*/a' has 1 utterances that are not in .*/b', such as 'v' \(line 2\)",
-        ),
-        (
-            {"a": "u 1\n", "b": "u 1\nw 2\n"},
-            {"type": "length"},
-            r"'.*/b' has 1 utterances that are not in .*/a', such as 'w' \(line 2\)",
-        ),
-        (
-            {"a": "u 1,2\nv 1,3\n"},
-            {"type": "numel"},
-            r"one shape: shape file '.*a' has \(2,\) .* \(3,\) for number 2; try padding=False",
-        ),
-        (
-            {"a": "u 1\n"},
-            {"type": "folded", "fold_lengths": [1, 2]},
-            r"2 fold_lengths for 1 lengths",
-        ),
-        (
-            {"a": "u 1\n"},
-            {"type": "folded", "fold_lengths": 800},
-            r"fold_lengths is a list, .*, not 800",
-        ),
-        (
-            {"a": "u 1\n", "c": "v x\n"},
-            {"type": "folded", "fold_lengths": [1]},
-            r"file '.*/c' names 1 utterances .* such as 'v' \(line 1\)",
-        ),
-        (
-            {"a": "u 1\nv 1\n", "c": "v x\n"},
-            {"type": "folded", "fold_lengths": [1]},
-            r"no category for 1 utterances, such as 'u'",
-        ),
-        (
-            {"a": "u 1\n", "m": "x u\ny u v\n"},
-            {"type": "catpow"},
-            r"file '.*/m' names 1 utterances that are not in .*/a', such as 'v' \(line 2\)",
-        ),
-        (
-            {"a": "u 5,80\n", "m": "x u\n"},
-            {"type": "catpow"},
-            r"line 1: '5,80' after 'u'; this sampler needs one length",
-        ),
-        (
-            {"a": "u 0\n", "m": "x u\n"},
-            {"type": "catpow"},
-            r"all utterances of the categories have length 0",
-        ),
-        (
-            {"a": "u 5\n", "b": "u 5\n", "m": "x u\n"},
-            {"type": "catpow"},
-            r"'catpow' takes the lengths of one",
-        ),
-        (
-            {"a": "u 5\n", "m": "x u\n", "dataset2utt": "d v\n"},
-            {"type": "catpow_balance_dataset"},
-            r"no utterance is both",
-        ),
-        (
-            {"a": "u 5\n", "m": "x u\n"},
-            {"type": "catpow_balance_dataset"},
-            r"cannot read '.*/dataset2utt'",
-        ),
-        (
-            {"m": "x u\n"},
-            {"type": "catbel", "batch_size": 2},
-            r"no batch of 2 utterances \(batch_size\) can be filled",
-        ),
-    ],
-)
-def test_files_that_do_not_fit_are_refused_with_what_is_missing(
-    tmp_path: Path, texts: dict[str, str], args: dict[str, Any], message: str
-) -> None:
-    paths = files(tmp_path, **texts)
+def of_files(path: Path, texts: dict[str, str], **args: Any) -> object:
+    """Make a sampler of the shape files `a` and `b` and of the categories of `c` or `m`."""
+    paths = files(path, **texts)
     args = {"batch_bins": 100, "batch_size": 8} | args
-    shapes = [paths[name] for name in ("a", "b") if name in paths]
-    build: Callable[..., object] = build_batch_sampler
-    args |= {"shape_files": shapes, "utt2category_file": paths.get("c")}
-    if args["type"].startswith("cat"):
-        build = build_category_batch_sampler
-        args["category2utt_file"] = paths["m"]
-        del args["utt2category_file"]
-        args["dataset2utt_parent_dir"] = (
-            str(tmp_path) if args["type"] == "catpow_balance_dataset" else None
-        )
-    with pytest.raises(ConfigError, match=message):
-        build(**args)
+    args["shape_files"] = [paths[name] for name in ("a", "b") if name in paths]
+    if not args["type"].startswith("cat"):
+        return build_batch_sampler(**args, utt2category_file=paths.get("c"))
+    if args["type"] == "catpow_balance_dataset":
+        args["dataset2utt_parent_dir"] = str(path)
+    return build_category_batch_sampler(**args, category2utt_file=paths["m"])
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ({"type": "sortd"}, r"no batch sampler 'sortd'; did you mean 'sorted' or 'unsorted'\?"),
-        ({"type": "catpow"}, r"'catpow' are made by build_category_batch_sampler"),
-        ({"lengths": None}, r"give either shape_files=\[...\] or lengths="),
-        ({"shape_files": ["x"]}, r"not both"),
-        (
-            {"lengths": None, "shape_files": "x"},
-            r"shape_files is a list of one or more files, not 'x'",
-        ),
-        (
-            {"lengths": None, "shape_files": []},
-            r"shape_files is a list of one or more files, not \[\]",
-        ),
-        ({"lengths": []}, r"lengths is empty"),
-        ({"lengths": [1.5, 2]}, r"lengths are frames .*, integers .*, not float64 of shape \(2,\)"),
-        ({"lengths": [3, -1]}, r"lengths cannot be negative: row 1 has -1"),
-        ({"lengths": [np.ones(2, int), np.ones(3, int)]}, r"lengths for \[2, 3\] utterances"),
-        ({"batch_size": None}, r"batch_size is needed"),
-        ({"batch_size": 0}, r"batch_size is an integer from 1 on, not 0"),
-        ({"batch_size": float("inf")}, r"batch_size is an integer from 1 on, not inf"),
-        ({"batch_size": 2.5}, r"batch_size is an integer from 1 on, not 2.5"),
-        ({"type": "length", "batch_bins": 0}, r"batch_bins is an integer from 1 on, not 0"),
-        (
-            {"type": "length", "batch_bins": 5, "min_batch_size": 0},
-            r"min_batch_size is an integer from 1 on, not 0",
-        ),
-        ({"sort_in_batch": "up"}, r"sort_in_batch is 'ascending' or 'descending', not 'up'"),
-        ({"sort_batch": "up"}, r"sort_batch is 'ascending' or 'descending', not 'up'"),
-        ({"type": "folded", "fold_lengths": [0]}, r"fold_lengths are greater than 0, not \[0\]"),
-        (
-            {"type": "folded", "fold_lengths": [9], "utt2category_file": "x"},
-            r"'x' names utterances, but lengths has no ids",
-        ),
-        ({"categories": [1, 2, 3, 4, 5]}, r"made by 'unsorted' and 'folded', not by 'sorted'"),
-        ({"type": "unsorted", "categories": [1, 2]}, r"categories has 2 labels for 5 utterances"),
-        (
-            {"type": "numel", "batch_bins": 5, "lengths": np.array([[2**40, 2**30]])},
-            r"too many to count in 64 bits",
-        ),
-    ],
-)
-def test_mistakes_are_named(
-    args: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("x").write_text("a 1\n")
+def sampler(path: Path, **args: Any) -> object:
     given: dict[str, Any] = {"type": "sorted", "batch_size": 2, "lengths": LENGTHS}
-    with pytest.raises(ConfigError, match=message):
-        build_batch_sampler(**given | args)
+    return build_batch_sampler(**given | args)
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ({"type": "catpw"}, r"no batch sampler 'catpw'; did you mean 'catpow'"),
-        ({"type": "numel"}, r"'numel' are made by build_batch_sampler"),
-        ({"categories": None}, r"give either category2utt_file or categories, none is given"),
-        ({"type": "catbel", "lengths": None, "categories": []}, r"categories is empty"),
-        ({"category2utt_file": "x"}, r"give either category2utt_file or categories, not both"),
-        (
-            {"type": "catpow_balance_dataset"},
-            r"give either dataset2utt_parent_dir or datasets, none is given",
-        ),
-        (
-            {"type": "catpow", "categories": None, "category2utt_file": "x"},
-            r"'x' names utterances, but lengths has no ids",
-        ),
-        ({"type": "catbel", "batch_size": None}, r"batch_size is needed"),
-        ({"batch_bins": None}, r"batch_bins is needed"),
-        ({"epoch": -1}, r"epoch is an integer from 0 to 2\*\*32 - 1, not -1"),
-        ({"dataset_scaling_factor": 0.9}, r"dataset_scaling_factor is a number from 1 on, not 0.9"),
-        ({"upsampling_factor": -1.0}, r"upsampling_factor is a number from 0 on, not -1.0"),
-        ({"max_batch_size": 0}, r"max_batch_size is an integer from 1 on, not 0"),
-        (
-            {"min_batch_size": 100},
-            r"no batch could be made: fewer than 100 utterances \(min_batch_size\)",
-        ),
-        (
-            {"batch_bins": 10**9, "drop_last": True},
-            r"none was larger than 1000000000 frames \(batch_bins\)",
-        ),
-    ],
-)
-def test_mistakes_with_categories_are_named(
-    args: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def category_sampler(path: Path, **args: Any) -> object:
+    given = {"batch_size": 2, "batch_bins": 9, "lengths": LENGTHS, "categories": [0, 0, 1, 1, 2]}
+    return build_category_batch_sampler(**{"type": "catpow"} | given | args)  # type: ignore[arg-type]
+
+
+@refusals(Path(__file__).with_name("refused.txt"))
+def test_what_does_not_fit_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("x").write_text("a 1\n")
-    given: dict[str, Any] = {
-        "type": "catpow",
-        "batch_size": 2,
-        "batch_bins": 9,
-        "lengths": LENGTHS,
-        "categories": [0, 0, 1, 1, 2],
-    }
-    with pytest.raises(ConfigError, match=message):
-        build_category_batch_sampler(**given | args)
+    (tmp_path / "x").write_text("a 1\n")
+    check_refused(mistake, tmp_path, globals())
 
 
 def test_a_cache_without_a_time_axis_has_no_lengths(tmp_path: Path) -> None:

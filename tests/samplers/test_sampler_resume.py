@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 
 from featcache.errors import ConfigError, StateError
-from featcache.samplers.batches import Batches
-from featcache.samplers.bucket import BucketBatchSampler
+from featcache.samplers import Batches, BucketBatchSampler, ShuffledBatchSampler
 from featcache.samplers.epoch import EpochSampler, State
-from featcache.samplers.shuffled import ShuffledBatchSampler
 
 Make = Callable[..., EpochSampler]
 LENGTHS = np.random.default_rng(0).integers(1, 60, 90)

@@ -12,10 +12,10 @@ from hypothesis import given
 from store_helpers import make_cache
 
 import featcache
-from featcache.samplers.bucket import BucketBatchSampler
+from featcache.samplers import BucketBatchSampler, ShuffledBatchSampler
 from featcache.samplers.epoch import EpochSampler
 from featcache.samplers.order import VERSION, Order, drawn
-from featcache.samplers.shuffled import PlainBatchSampler, ShuffledBatchSampler
+from featcache.samplers.shuffled import PlainBatchSampler
 
 LENGTHS = np.arange(1, 41) * 37 % 41 + 10
 

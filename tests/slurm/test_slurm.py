@@ -8,10 +8,10 @@ import subprocess
 import pytest
 from dask.distributed import Client, KilledWorker, wait
 
+from featcache import ParallelConfig
 from featcache.errors import ConfigError
-from featcache.workers.client import get_client, names_of, replace_workers
-from featcache.workers.config import ParallelConfig
-from featcache.workers.worker_env import worker_env
+from featcache.workers import get_client, worker_env
+from featcache.workers.client import names_of, replace_workers
 
 from .queue_helpers import comes_true, squeue, the_queue_empties
 

@@ -230,6 +230,12 @@ KINDS = {
         lambda part: add_one(part.linear.weight.data),
         "weights",
     ),
+    "a masked array": Kind(
+        lambda _: np.ma.array([1.0, 2.0, 3.0], mask=[False, True, False]),
+        lambda part: part.mean(),
+        lambda part: setattr(part, "mask", [True, False, False]),
+        "part",
+    ),
     "packed weights": Kind(
         packed,
         lambda part: part(torch.ones(1, 2)),

@@ -18,7 +18,8 @@ from store_helpers import FINGERPRINT, id_of, make_cache, two_features
 import featcache
 from featcache import Cache, CacheWriter
 from featcache.format.manifest import NEXT
-from featcache.testing.editing import traces_in
+from featcache.store import open_features
+from featcache.testing.contract import traces_in
 
 Edit = Callable[[Cache], object]
 FIRST = {id_of(number): {"speaker": "anna", "quality": "good"} for number in ALL}
@@ -45,7 +46,7 @@ def cache_of_sets(path: Path) -> Path:
 def picture(path: Path) -> object:
     """All that readers see of a cache, of each of its sets, and of its versions."""
     cache = featcache.open(path, verify="columns")
-    sets = [featcache.open(path / "sets" / name) for name in ("fbank", "energy")]
+    sets = [open_features(path, [name]) for name in ("fbank", "energy")]
     tags = {tag: featcache.open(path, version=tag) for tag in cache.tags}
     seen = [cache, *tags.values()]
     rows = [({name: [*each.annotation(name)] for name in each.annotations}, *each) for each in seen]

@@ -25,12 +25,9 @@ FEW = range(6)
 
 def unnamed(cache: Path) -> set[str]:
     """Files in a cache, or in one of sets, that nothing in it names."""
-    directories = [cache]
-    named: set[Path] = set()
-    if (names := set_names(cache)) is not None:
-        directories = [*set_directories(cache, names).values()]
-        named |= {cache / "featcache.json", cache / "writer.lock"}
-    for directory in directories:
+    sets = cache / "sets"  # which are made before anything is added
+    named = {sets, sets / "featcache.json", sets / "writer.lock"}
+    for directory in set_directories(cache, set_names(cache) or ()).values():
         named |= {directory / "featcache.json", directory / "writer.lock"}
         named |= {directory / each for each in named_in(directory)}
     files = {path for path in cache.rglob("*") if not path.is_dir() or not any(path.iterdir())}

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from random import Random
 
 import pytest
-from feature_set_helpers import ENERGY, add, both, energy_of
-from store_disk import Disk
 from store_helpers import (
     FINGERPRINT,
-    assert_holds,
     check_cache,
     id_of,
     make_cache,
@@ -27,9 +20,8 @@ from store_helpers import (
 )
 
 import featcache
-from featcache import CacheWriter, FeatureStorageConfig
-from featcache.errors import CacheError, CacheLockedError, NotACacheError, StaleCacheError
-from featcache.writing import sets
+from featcache import CacheWriter
+from featcache.errors import CacheError, CacheLockedError, StaleCacheError
 from featcache.writing.part_writer import PartWriter
 from featcache.writing.session import publish_sealed
 
@@ -50,14 +42,9 @@ def begin_to_overwrite(cache: Path) -> None:
     CacheWriter(cache, two_features(), {"model": "other"}, overwrite=True).close(complete=False)
 
 
-def close_unpublished(writer: CacheWriter) -> None:
-    writer._work.close(False, publish=False)
-
-
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        (add, NotACacheError),
         (overwrite, StaleCacheError),
         (begin_to_overwrite, StaleCacheError),
         (shutil.rmtree, CacheError),
@@ -81,137 +68,6 @@ def test_a_part_writer_goes_on_when_the_same_is_written_by_another_run(cache: Pa
         write(writer, [7])
     CacheWriter(cache, two_features(), FINGERPRINT).close()
     check_cache(cache, [1, 2, 3, 7, 8])
-
-
-def sealed_part(cache: Path) -> None:
-    with PartWriter(cache, FEATURES, FINGERPRINT) as writer:
-        write(writer, [7])
-
-
-def dead_part(cache: Path) -> None:
-    def work() -> None:
-        writer = PartWriter(cache, FEATURES, FINGERPRINT)
-        write(writer, [7])
-        writer.commit()
-        os._exit(0)
-
-    child = multiprocessing.get_context("fork").Process(target=work)
-    child.start()
-    child.join()
-
-
-@contextmanager
-def just_before(
-    monkeypatch: pytest.MonkeyPatch, name: str, do: Callable[[], object]
-) -> Iterator[None]:
-    """Have something done by another writer just before a step of the making of a set."""
-    call = getattr(sets, name)
-
-    def step(*args: object) -> object:
-        monkeypatch.setattr(sets, name, call)
-        do()
-        return call(*args)
-
-    monkeypatch.setattr(sets, name, step)
-    yield
-    assert getattr(sets, name) is call
-
-
-@pytest.mark.parametrize("step", ["_link_all", "write_sets"])
-@pytest.mark.parametrize("part", [sealed_part, dead_part])
-@pytest.mark.parametrize("next_writer", ["of the set", "of the other", "publish_sealed", "edit"])
-def test_what_is_committed_while_a_cache_becomes_a_set_is_there_for_the_next_writer(
-    cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    step: str,
-    part: Callable[[Path], None],
-    next_writer: str,
-) -> None:
-    with just_before(monkeypatch, step, partial(part, cache)):
-        add(cache, [*FEW, 7])
-    fbank = cache / "sets" / "fbank"
-    if next_writer == "of the set":
-        make_cache(cache, [])
-    elif next_writer == "publish_sealed":
-        assert publish_sealed(fbank)
-    elif next_writer == "edit":
-        featcache.open(cache).compact()
-    else:
-        add(cache, [])
-    with CacheWriter(cache, two_features(), FINGERPRINT) as writer:
-        assert id_of(7) in writer
-    assert_holds(featcache.open(cache, verify="arrays"), both([*FEW, 7]))
-    featcache.open(cache).compact()
-    assert {each.name for each in cache.iterdir()} == {"featcache.json", "sets", "writer.lock"}
-
-
-def test_a_part_that_is_being_written_where_its_cache_was_is_waited_for(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = PartWriter(cache, FEATURES, FINGERPRINT)
-    with just_before(monkeypatch, "_link_all", partial(write, writer, [7])):
-        add(cache, [*FEW, 7])
-    with pytest.raises(CacheLockedError, match="is still being written by"):
-        featcache.open(cache).compact()
-    write(writer, [9])
-    writer.close()
-    with CacheWriter(cache, two_features(), FINGERPRINT) as again:
-        assert id_of(7) in again
-        assert id_of(9) in again
-    check_cache(cache / "sets" / "fbank", [*FEW, 7, 9])
-
-
-def test_a_crash_while_a_part_comes_home_costs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = make_cache(tmp_path / "disk" / "train", FEW)
-    with just_before(monkeypatch, "write_sets", partial(dead_part, cache)):
-        close_unpublished(CacheWriter(cache, [ENERGY], FINGERPRINT))
-    disk = Disk(tmp_path / "disk")
-    with disk.watching():
-        CacheWriter(cache, two_features(), FINGERPRINT).close()
-    assert len(disk.crashes) > 20
-    coming = [crash for crash in disk.crashes if "/parts" in crash.step or "/sets" in crash.step]
-    crashes = coming if "FEATCACHE_EVERY_CRASH" in os.environ else Random(0).sample(coming, 15)
-    for number, crash in enumerate(crashes):
-        root = tmp_path / str(number)
-        crash.restore(root)
-        with CacheWriter(root / "train", two_features(), FINGERPRINT) as writer:
-            assert id_of(7) in writer, crash.step
-        check_cache(root / "train" / "sets" / "fbank", [*FEW, 7])
-        featcache.open(root / "train").compact()
-
-
-def test_a_part_that_was_compacted_away_does_not_come_back_from_where_its_cache_was(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever made the set is killed before the first names of its files are gone."""
-
-    def killed(_: Path) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("featcache.writing.session.clear_up", killed)
-        with pytest.raises(KeyboardInterrupt):
-            CacheWriter(cache, [ENERGY], FINGERPRINT)
-    assert (cache / "parts").exists()
-    opened = featcache.open(cache)
-    opened.delete([id_of(1)])
-    assert not (cache / "parts").exists()
-    opened.compact()
-    make_cache(cache, [])
-    check_cache(cache / "sets" / "fbank", [0, 2, 3])
-
-
-def test_a_part_of_no_set_is_told_of_and_stays(cache: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    with CacheWriter(other, [FeatureStorageConfig("pitch")], FINGERPRINT) as writer:
-        writer.write(id_of(1), {"pitch": energy_of(1)["energy"]})
-    add(cache)
-    shutil.copytree(other / "parts", cache / "parts")
-    with pytest.raises(CacheError, match="belong to none of its feature sets"):
-        featcache.open(cache).compact()
-    assert [*cache.glob("parts/*/part.json")]
 
 
 _before_each_look: list[Callable[[], None]] = []  # at a part that its writer removes

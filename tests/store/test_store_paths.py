@@ -9,11 +9,11 @@ import re
 from pathlib import Path
 
 import pytest
-from store_helpers import FINGERPRINT, check_cache, make_cache, two_features
+from store_helpers import check_cache, make_cache, two_features
 
 import featcache
 from featcache import CacheWriter
-from featcache.errors import CorruptCacheError, FormatVersionError, NotACacheError
+from featcache.errors import CorruptCacheError, NotACacheError
 from featcache.format.files import pack_json, unpack_json
 
 
@@ -87,22 +87,6 @@ def rewrite(path: Path, **changes: object) -> None:
     content = unpack_json(manifest.read_bytes(), "manifest")
     assert isinstance(content, dict)
     manifest.write_bytes(pack_json(content | changes))
-
-
-def test_a_newer_format_version_is_refused_and_kept(tmp_path: Path) -> None:
-    make_cache(tmp_path, range(3))
-    rewrite(tmp_path, version=2, something="new")
-    before = (tmp_path / "featcache.json").read_bytes()
-    for overwrite in (False, True):
-        with pytest.raises(
-            FormatVersionError, match=r"has format version 2, newer than 1, .*upgrade featcache"
-        ):
-            CacheWriter(tmp_path, two_features(), FINGERPRINT, overwrite=overwrite)
-    with pytest.raises(
-        FormatVersionError, match=r"has format version 2, newer than 1, .*upgrade featcache"
-    ):
-        featcache.open(tmp_path)
-    assert (tmp_path / "featcache.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("version", ["1", None, [], -1, True, 1.5])

@@ -29,7 +29,7 @@ from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, DuplicateIdError, FeatureError
 from featcache.format.index import Stamps
 from featcache.format.manifest import read_building_file
-from featcache.testing.editing import traces_in
+from featcache.testing.contract import traces_in
 from featcache.writing import part_writer, queue
 from featcache.writing.part_writer import PartWriter
 
@@ -330,7 +330,8 @@ class StoreMachine(RuleBasedStateMachine):
         if self.published is not None:
             cache = featcache.open(self.path, verify="arrays")
             assert_holds(cache, self.published)
-            inputs = () if cache.opened.stamps is None else cache.opened.stamps.input.tolist()
+            stamps = cache.opened.index.stamps
+            inputs = () if stamps is None else stamps.input.tolist()
             assert len(inputs) == len(cache)
             for id, stamp in zip(cache, inputs, strict=True):
                 assert stamp == stamps_of(self.published[id]).input

@@ -99,12 +99,12 @@ def test_a_lost_container_is_named_before_anything_is_published_over_it(tmp_path
     (container,) = tmp_path.glob("parts/*/fbank.npy")
     container.unlink()
     with pytest.raises(
-        CorruptCacheError, match=r"fbank.npy' is missing; put it back, or remove its part"
+        CorruptCacheError, match=r"fbank.npy' is missing; .*put it back, or remove its part"
     ):
         featcache.open(tmp_path, verify="columns")
     generation = featcache.open(tmp_path).generation
     with pytest.raises(
-        CorruptCacheError, match=r"fbank.npy' is missing; put it back, or remove its part"
+        CorruptCacheError, match=r"fbank.npy' is missing; .*put it back, or remove its part"
     ):
         make(tmp_path, range(6))
     assert featcache.open(tmp_path).generation == generation
@@ -158,13 +158,3 @@ def test_hundreds_of_features_need_few_open_files(tmp_path: Path) -> None:
 def test_a_fingerprint_that_is_no_dict_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the fingerprint is a dict .* not 'v1'"):
         CacheWriter(tmp_path, FEATURES, "v1")  # type: ignore[arg-type]
-
-
-def test_a_second_writer_of_the_same_process_is_told_so(tmp_path: Path) -> None:
-    with (
-        CacheWriter(tmp_path, FEATURES),
-        pytest.raises(
-            featcache.errors.CacheLockedError, match="which is this one: close the other writer"
-        ),
-    ):
-        CacheWriter(tmp_path, FEATURES)

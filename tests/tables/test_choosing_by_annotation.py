@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import featcache
-from featcache import CacheWriter, FeatureStorageConfig
+from featcache import CacheWriter, FeatureStorageConfig, FeatureTable
 from featcache.errors import ConfigError, RowError
-from featcache.tables.table import FeatureTable
 
 COUNT = 60
 

@@ -15,10 +15,9 @@ from store_helpers import make_cache
 from test_feature_table import write_one
 
 import featcache
-from featcache import FeatureStorageConfig
+from featcache import FeatureStorageConfig, FeatureTable
 from featcache.errors import ConfigError, KeyNotFoundError
 from featcache.tables.columns import _assigned, _whole_sizes, drawn_parts, mixed
-from featcache.tables.table import FeatureTable
 
 
 @pytest.fixture(scope="module")

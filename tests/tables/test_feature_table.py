@@ -12,9 +12,8 @@ import pytest
 from store_helpers import id_of, make_cache, oracle
 
 import featcache
-from featcache import CacheWriter, FeatureStorageConfig
+from featcache import CacheWriter, FeatureStorageConfig, FeatureTable
 from featcache.errors import ConfigError, KeyNotFoundError, RowError, StaleCacheError
-from featcache.tables.table import FeatureTable
 
 
 def write_one(path: Path, ids: Iterable[str], config: FeatureStorageConfig, width: int = 3) -> Path:

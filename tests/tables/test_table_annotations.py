@@ -11,9 +11,8 @@ from annotation_helpers import annotations_of, make_annotated, open_writer
 from store_helpers import arrays_of, id_of, make_cache
 
 import featcache
-from featcache import FeatureStorageConfig
+from featcache import FeatureStorageConfig, FeatureTable
 from featcache.errors import ConfigError, KeyNotFoundError
-from featcache.tables.table import FeatureTable
 
 
 def values(table: FeatureTable, name: str) -> list[object]:

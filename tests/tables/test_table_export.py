@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import featcache
-from featcache import CacheWriter, FeatureStorageConfig
+from featcache import CacheWriter, FeatureStorageConfig, FeatureTable
 from featcache.errors import MissingDependencyError
-from featcache.tables.table import FeatureTable
 
 VALUES = {
     "a": {"text": "hé", "speaker": "x", "snr": 1.5, "n": 2**60 + 1, "tags": [1, 2], "ok": True},

@@ -12,11 +12,16 @@ import pytest
 from numpy.typing import NDArray
 
 import featcache
-from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig
+from featcache import (
+    CacheWriter,
+    FeatureDataset,
+    FeatureLoader,
+    FeatureStorageConfig,
+    FeatureTable,
+    Windows,
+)
 from featcache.errors import ConfigError, KeyNotFoundError, StaleCacheError
 from featcache.stats import FeatureStats
-from featcache.tables.segments import Windows
-from featcache.tables.table import FeatureTable
 
 FBANK = FeatureStorageConfig("fbank", frame_s=0.01)
 SSL = FeatureStorageConfig("ssl", frame_s=0.02)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from store_helpers import make_cache, oracle
 
 import featcache
-from featcache import CacheWriter, FeatureStats, FeatureStorageConfig
+from featcache import CacheWriter, FeatureStats, FeatureStorageConfig, FeatureTable
 from featcache.errors import KeyNotFoundError
 from featcache.format.columns import Strings
 from featcache.reading.feature_arrays import FeatureArrays
@@ -22,7 +22,6 @@ from featcache.tables import selection
 from featcache.tables.blocks import RowMap
 from featcache.tables.segments import Cuts
 from featcache.tables.selection import Selection
-from featcache.tables.table import FeatureTable
 
 
 def write(path: Path, arrays: dict[str, Any], **settings: Any) -> FeatureTable:

@@ -16,7 +16,7 @@ from store_helpers import id_of, make_cache, oracle
 from test_feature_table import write_one
 
 import featcache
-from featcache import FeatureStorageConfig
+from featcache import FeatureStorageConfig, FeatureTable
 from featcache.errors import ConfigError, KeyNotFoundError, RowError, StaleCacheError
 from featcache.format import shared_array
 from featcache.format.columns import Strings
@@ -24,7 +24,6 @@ from featcache.format.shared_array import SharedArray
 from featcache.tables.blocks import RowMap
 from featcache.tables.segments import Cuts
 from featcache.tables.selection import Selection
-from featcache.tables.table import FeatureTable
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,9 @@
 """WebDataset shards of `.npy` members: a tar file, several, or a folder of them.
 
+The key of a sample is the name up to the first dot of its last step, the field what is behind, in
+lower case: `spk.a/utt1.fbank.npy` is the field `fbank.npy` of `spk.a/utt1`. Members of a sample
+stand side by side. Names without a dot, or such as `__meta__/...`, are no samples.
+
 Each field `<name>.npy` is a feature. Fields of text, of a number and of JSON are annotations: of
 `transcript.txt` the name is transcript, of a bare `txt` text, of a bare `cls` cls; of JSON each
 value has its own. All other fields are passed over.
@@ -7,19 +11,81 @@ value has its own. All other fields are passed over.
 
 from __future__ import annotations
 
+import json
 import re
-from array import array
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from itertools import islice
+from urllib.parse import unquote
 
-import numpy as np
-
-from featcache.adoptable import CONVERT, Found, FoundFeature, Options, Place, one_piece, stored_as
+from featcache.adoptable import CONVERT, Found, Options, Place
+from featcache.adoptable.placed_arrays import ArrayColumns
 from featcache.adoption.npy_files import read_npy_header
 from featcache.adoption.place import GatheredValues, Window
-from featcache.adoption.webdataset.samples import annotation_of, id_of, samples
-from featcache.adoption.webdataset.tar_walk import TarMember
+from featcache.adoption.webdataset.tar_walk import TarMember, members
 from featcache.errors import AdoptionError
+
+# Samples: members side by side, by key and field, as webdataset cuts names.
+
+KEY = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
+NO_SAMPLE = re.compile(r"__[^/]*__(?:$|/)")
+MOST_BYTES = 1 << 22  # of a field that is read
+TEXT = frozenset({"txt", "text", "transcript"})  # as webdataset decodes fields by default
+NUMBER = frozenset({"cls", "cls2", "class", "count", "index", "inx"})
+
+
+def samples(file: Window) -> Iterator[tuple[str, list[tuple[str, TarMember]]]]:
+    """Go through the samples of a shard: the key, and field and member of each."""
+    key = ""
+    fields: list[tuple[str, TarMember]] = []
+    for member in members(file):
+        match = KEY.fullmatch(member.name)
+        if match is None or NO_SAMPLE.match(member.name):
+            continue
+        if match[1] != key and fields:
+            yield key, fields
+            fields = []
+        key = match[1]
+        fields.append((match[2].lower(), member))
+    if fields:
+        yield key, fields
+
+
+def annotation_of(field: str, member: TarMember, file: Window, key: str) -> dict[str, object]:
+    """Return the values of a member of text, a number or JSON; none of any other."""
+    stem, _, suffix = field.rpartition(".")
+    if not member.is_plain or suffix not in TEXT | NUMBER | {"json", "jsn"}:
+        return {}
+    if member.nbytes > MOST_BYTES:
+        raise AdoptionError(
+            f"sample {key!r} of {file.path!r}: its field {field!r} has {member.nbytes:,} bytes, "
+            f"which is more than an annotation may have; {CONVERT}"
+        )
+    data = file.read(member.offset, member.nbytes)
+    try:
+        if suffix in TEXT:
+            return {stem or "text": data.decode()}
+        if suffix in NUMBER:
+            return {stem or suffix: int(data)}
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise AdoptionError(
+            f"sample {key!r} of {file.path!r}: its field {field!r} cannot be read: {error}"
+        ) from None
+    return found if isinstance(found, dict) else {}
+
+
+def id_of(key: str, said: object) -> str:
+    """Return the id of a sample: its key, or what its JSON calls its id if that is the key encoded.
+
+    featcache's own shards have percent-encoded keys, and the id beside them.
+
+    >>> id_of("a%2Eb", "a.b"), id_of("a%2Eb", "utt-7")
+    ('a.b', 'a%2Eb')
+    """
+    return said if isinstance(said, str) and said and unquote(key) == said else key
+
+
+# The kind of store.
 
 LOOK_AT = 100  # files of a folder
 NPY = "npy"
@@ -35,10 +101,7 @@ class WebDatasetKind:
         """Whether these are tar files; a folder of lhotse's Shar has cuts beside them."""
         if what:
             return what.endswith(".tar")
-        try:
-            names = [path.rpartition("/")[2] for path in islice(place.files(), LOOK_AT)]
-        except AdoptionError:
-            return False
+        names = [path.rpartition("/")[2] for path in islice(place.files(), LOOK_AT)]
         return any(name.endswith(".tar") for name in names) and not any(
             name.startswith("cuts.") for name in names
         )
@@ -48,39 +111,28 @@ class WebDatasetKind:
         shards = [what] if what else [path for path in place.files() if path.endswith(".tar")]
         if not shards:
             raise AdoptionError(f"there is no .tar file in {place.name!r}")
-        found = _Shards(options.feature)
+        found = _Shards(options)
         for number, path in enumerate(shards):
             with place.open(path) as source:
                 found.add(number, Window(source))
-        return found.found(shards, options)
+        return found.found(shards)
 
 
 KIND = WebDatasetKind()
 
 
-@dataclass
-class _Arrays:
-    """Arrays of a field, by sample."""
-
-    sample: array[int] = field(default_factory=lambda: array("q"))
-    container: array[int] = field(default_factory=lambda: array("i"))
-    offset: array[int] = field(default_factory=lambda: array("q"))
-    shapes: list[tuple[int, ...]] = field(default_factory=list)
-    dtypes: list[str] = field(default_factory=list)
-
-
 class _Shards:
-    def __init__(self, feature: str) -> None:
-        self._feature = feature  # of fields without a name
+    def __init__(self, options: Options) -> None:
+        self._options = options
         self._ids: list[str] = []
-        self._arrays: dict[str, _Arrays] = {}
+        self._arrays: dict[str, ArrayColumns] = {}
         self._annotations = GatheredValues()
         self._others: set[str] = set()  # fields passed over, for a message
 
     def add(self, shard: int, file: Window) -> None:
         for key, fields in samples(file):
-            number = len(self._ids)
             values: dict[str, object] = {}
+            arrays: dict[str, TarMember] = {}
             seen = set()
             for name, member in fields:
                 if name in seen:
@@ -89,17 +141,20 @@ class _Shards:
                     )
                 seen.add(name)
                 if name.rpartition(".")[2] == NPY:
-                    self._add_array(shard, number, key, name, member, file)
+                    arrays[name] = member
                 else:
                     values = annotation_of(name, member, file, key) | values
-            self._ids.append(id_of(key, values.get("id")))
-            self._annotations.add(number, values)
+            id = id_of(key, values.get("id"))
+            for name, member in arrays.items():
+                self._add_array(shard, id, key, name, member, file)
+            self._annotations.add(len(self._ids), values)
+            self._ids.append(id)
             self._others |= seen
 
     def _add_array(
-        self, shard: int, number: int, key: str, name: str, member: TarMember, file: Window
+        self, shard: int, id: str, key: str, name: str, member: TarMember, file: Window
     ) -> None:
-        feature = name.rpartition(".")[0] or self._feature
+        feature = name.rpartition(".")[0] or self._options.feature
         where = f"member {member.name!r} of {file.path!r}"
         if not member.is_plain:
             raise AdoptionError(f"{where} is a link, or sparse; {CONVERT}")
@@ -109,31 +164,16 @@ class _Shards:
                 f"of the sample {key!r}, and no feature has such a name; {CONVERT}"
             )
         header = read_npy_header(file.read, member.offset, member.nbytes, where)
-        arrays = self._arrays.setdefault(feature, _Arrays())
-        arrays.sample.append(number)
-        arrays.container.append(shard)
-        arrays.offset.append(member.offset + header.offset)
-        arrays.shapes.append(header.shape)
-        arrays.dtypes.append(header.dtype)
+        columns = ArrayColumns(feature, self._options.time_axis, CONVERT)
+        self._arrays.setdefault(feature, columns).add(id, shard, header.placed(member.offset))
 
-    def found(self, shards: list[str], options: Options) -> Found:
+    def found(self, shards: list[str]) -> Found:
         if not self._arrays:
             raise AdoptionError(
                 f"the shards {', '.join(map(repr, shards[:3]))} hold no '.npy' members, but the "
                 f"fields {', '.join(map(repr, sorted(self._others)[:9])) or 'of no sample'}; "
                 f"{CONVERT}"
             )
-        features = {name: self._found_feature(name, options) for name in sorted(self._arrays)}
+        features = {name: each.found(self._ids) for name, each in sorted(self._arrays.items())}
         annotations = self._annotations.columns(len(self._ids), without=features)
         return Found(shards, self._ids, features, annotations)
-
-    def _found_feature(self, name: str, options: Options) -> FoundFeature:
-        arrays = self._arrays[name]
-        lacks = np.setdiff1d(np.arange(len(self._ids)), np.frombuffer(arrays.sample, np.int64))
-        if len(lacks):
-            raise AdoptionError(
-                f"sample {self._ids[int(lacks[0])]!r} has no field '{name}.npy', which "
-                f"{len(arrays.sample):,} of {len(self._ids):,} have; {CONVERT}"
-            )
-        stored = stored_as(name, self._ids, arrays.shapes, arrays.dtypes, options.time_axis)
-        return one_piece(stored, arrays.container, arrays.offset)

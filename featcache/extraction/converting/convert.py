@@ -32,7 +32,7 @@ from featcache.extraction.estimating.estimate import (
     said_bytes,
     sample_of,
 )
-from featcache.extraction.outcomes import ProgressBar, TaskProgress
+from featcache.extraction.outcomes import ProgressBar
 from featcache.extraction.table_rows import TableRows, table_of
 from featcache.format.fingerprint import cache_fingerprint, fingerprint_digest
 from featcache.format.part import committed, read_part
@@ -44,8 +44,7 @@ from featcache.tables.table import FeatureTable
 from featcache.workers.config import ParallelConfig, config_or_client
 from featcache.writing import part_writer
 from featcache.writing.cache_writer import CacheWriter
-from featcache.writing.compact import LARGE
-from featcache.writing.copied_parts import PartCopies, keeps_its_bytes
+from featcache.writing.copies import LARGE, PartCopies, keeps_its_bytes
 from featcache.writing.part_writer import PartWriter
 
 if TYPE_CHECKING:
@@ -203,18 +202,16 @@ class ConversionRun:
         return PartCopies(opened, path, features, fingerprint_digest(content))
 
     def _copy(self, copies: PartCopies, rows: Ints, bar: ProgressBar) -> None:
-        done = _Done(bar)
+        bar.begin()
         for some in copies.groups(self.conversion.rows.rows_below(rows)):
-            self._back.copied(*copies.copy(some, done.tell))
-        done.end()
+            self._back.copied(*copies.copy(some, bar.count))
 
     def _write(self, rows: Ints, coming: Forecast, bar: ProgressBar) -> None:
-        done = _Done(bar)
+        bar.begin()
         with self.conversion.open_part() as part:
             for task in self.conversion.tasks(rows, coming.nbytes, 1):
-                found = self.conversion.do(part, task, done.tell)
+                found = self.conversion.do(part, task, bar.count)
                 self._back.merge(found.errors, found.compared)
-        done.end()
 
     def _on_workers(
         self,
@@ -271,24 +268,6 @@ class ConversionRun:
         if raw < SMALL_BYTES:
             return Forecast(raw, 0.0)
         return forecast(source, rows, features, sample_of(source, rows), self.writer.path)
-
-
-class _Done:
-    """Counts of what this process has done, for the bar."""
-
-    def __init__(self, bar: ProgressBar) -> None:
-        self._bar, self._counts = bar, [0, 0]
-        bar.begin()
-
-    def tell(self, utterances: int, nbytes: int) -> None:
-        """Count utterances that are written."""
-        self._counts[0] += utterances
-        self._counts[1] += nbytes
-        self._bar.update(TaskProgress(0, *self._counts))
-
-    def end(self) -> None:
-        """Log that all is written."""
-        self._bar.end(TaskProgress(0, *self._counts))
 
 
 # `convert`: a cache, or a view of caches, in other formats, codecs or dtypes; read back.

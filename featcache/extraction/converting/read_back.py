@@ -32,8 +32,7 @@ from featcache.store import open as open_cache
 from featcache.tables.table import FeatureTable
 from featcache.writing.arrays import to_storage
 from featcache.writing.cache_writer import CacheWriter
-from featcache.writing.copied_parts import keeps_its_bytes
-from featcache.writing.copies import StoredArrays
+from featcache.writing.copies import StoredArrays, keeps_its_bytes
 
 # Declarations, fingerprint, record and annotations that a conversion carries from its source.
 

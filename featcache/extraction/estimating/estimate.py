@@ -58,9 +58,7 @@ class _Written:
 
 
 def _written(
-    sample: Sequence[TableRow],
-    features: Mapping[str, FeatureStorageConfig],
-    directory: Path | None,
+    sample: Sequence[TableRow], features: Mapping[str, FeatureStorageConfig], directory: Path | None
 ) -> _Written:
     raw = dict.fromkeys(features, 0)
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir=directory) as folder:

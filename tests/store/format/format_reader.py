@@ -96,12 +96,13 @@ def kaldi_numbers(data: bytes) -> Array:
 
 
 def set_paths(cache: Path) -> list[Path]:
-    """The caches of a cache: its feature sets, or itself."""
-    manifest = unsealed((cache / "featcache.json").read_bytes())
-    if manifest.get("kind") != "sets":
+    """The caches of a cache: itself, and those of features that were added."""
+    if "sets" not in unsealed((cache / "featcache.json").read_bytes())["requires"]:
         return [cache]
-    assert not manifest.get("requires")
-    return [cache / "sets" / name for name in manifest["sets"]]
+    outer = unsealed((cache / "sets" / "featcache.json").read_bytes())
+    assert outer["kind"] == "sets"
+    assert not outer.get("requires")
+    return [cache, *(cache / "sets" / name for name in outer["sets"])]
 
 
 def _cut(data: Array, ends: Array) -> list[Array]:
@@ -123,7 +124,7 @@ class Reader:
         assert self.manifest["format"] == "featcache"
         assert self.manifest["version"] == 1
         assert self.manifest.get("kind", "cache") == "cache"
-        assert {*self.manifest["requires"]} <= {"adopted"}
+        assert {*self.manifest["requires"]} <= {"adopted", "sets"}
         self.features = self.manifest["fingerprint"]["features"]
         for declared in self.features.values():
             assert {*declared} <= {*DECLARED.split()}

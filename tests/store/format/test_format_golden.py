@@ -102,7 +102,7 @@ def assert_annotated(path: Path, ids: list[str]) -> None:
 
 
 def assert_stamps_and_files(cache: featcache.Cache, known: dict[str, Stamps]) -> None:
-    stamps = cache.opened.stamps
+    stamps = cache.opened.index.stamps
     assert stamps is not None
     found = dict(zip(cache, zip(*(column.tolist() for column in stamps), strict=True), strict=True))
     assert found == {id: known.get(id, (0, 0)) for id in cache}

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from places import TESTS
 from store_helpers import arrays_of, id_of, make_cache
@@ -17,7 +18,8 @@ from store_helpers import arrays_of, id_of, make_cache
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, CorruptCacheError
-from featcache.format.columns import ColumnFile
+from featcache.format.columns import ColumnFile, Strings
+from featcache.format.index import ContainerColumns
 from featcache.reading import containers
 from featcache.reading.containers import Containers
 
@@ -120,7 +122,9 @@ def test_what_is_not_in_memory_is_read_ahead(on_disk: Path) -> None:
     with file.open("rb+") as opened:
         os.fsync(opened.fileno())
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    containers = Containers(on_disk, ["data"].__getitem__, [8 << 20])
+    of_none, sizes = np.zeros(16, np.uint8), np.array([8 << 20])
+    columns = ContainerColumns(Strings.of(["data"]), sizes, of_none, np.zeros(1, np.int32))
+    containers = Containers(on_disk, columns)
     places = [(0, start << 20, 900_000) for start in range(8)]
     if all(containers._file(0).has(offset) for _, offset, _ in places):
         pytest.skip("this file system keeps its files in memory, or cannot tell")

@@ -167,7 +167,7 @@ def test_a_read_only_cache_is_read_and_verified_and_its_writer_says_what_to_do(
 
 @ROOT
 @pytest.mark.parametrize(
-    "lost", ["featcache.json", "index-000002*.columns", "parts", "parts/*/fbank.npy", "."]
+    "lost", ["featcache.json", "index-000001*.columns", "parts", "parts/*/fbank.npy", "."]
 )
 def test_what_may_not_be_read_is_named_with_what_to_do(tmp_path: Path, lost: str) -> None:
     open_to_all(tmp_path)

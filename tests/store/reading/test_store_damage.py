@@ -149,7 +149,7 @@ def test_a_container_of_another_length_or_none_is_never_mapped(
             ),
             (content + b"x", "bytes, not the"),
             (b"", "has 0 bytes, not the"),
-            (None, r"is not there; was the cache overwritten or moved"),
+            (None, r"is missing; was the cache overwritten or moved"),
         ):
             with Changed(file, changed), pytest.raises(CorruptCacheError, match=message):
                 read_everything(original, mapped=mapped)

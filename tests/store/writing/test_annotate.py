@@ -19,7 +19,7 @@ from annotation_helpers import (
     without_none,
     write,
 )
-from store_helpers import arrays_of, check_cache, id_of, make_cache
+from store_helpers import FINGERPRINT, arrays_of, check_cache, id_of, make_cache, two_features
 
 import featcache
 from featcache.errors import (
@@ -32,6 +32,7 @@ from featcache.errors import (
 )
 from featcache.format.columns import ColumnFile
 from featcache.format.manifest import read_manifest
+from featcache.writing.part_writer import PartWriter
 
 
 def annotate(path: Path, source: Any, **settings: Any) -> None:
@@ -164,8 +165,8 @@ def test_failed_and_expected_ids_and_stamps_stay(tmp_path: Path) -> None:
     annotate(tmp_path, {id_of(1): {"speaker": "anna"}})
     cache = featcache.open(tmp_path, verify="arrays")
     assert (cache.failed, cache.expected, cache.complete) == (("failed",), 3, False)
-    assert cache.opened.stamps is not None
-    assert cache.opened.stamps.input.tolist() == [5]
+    assert cache.opened.index.stamps is not None
+    assert cache.opened.index.stamps.input.tolist() == [5]
     assert read_manifest(tmp_path).requires_to_write == ("annotations", "stamps")
 
 
@@ -326,6 +327,15 @@ def test_bytes_that_are_no_text_are_refused_with_the_line(tmp_path: Path) -> Non
         (tmp_path / name).write_bytes(b"id,n\n\xff\n")
         with pytest.raises(FeatureError, match=f"{name}', line"):
             annotate(tmp_path / "cache", tmp_path / name)
+
+
+def test_a_file_has_fractions_where_a_part_that_waits_has_whole_numbers(tmp_path: Path) -> None:
+    cache = make_cache(tmp_path / "cache", range(3))
+    annotate(cache, {id_of(0): {"n": 0.5}})
+    with PartWriter(cache, two_features(), FINGERPRINT) as writer:
+        writer.write(id_of(7), arrays_of(7), annotations={"n": 1})
+    annotate(cache, table(tmp_path / "a.csv", f"id,n\n{id_of(1)},0.25\n"))
+    assert found_in(cache)[id_of(1)] == {"n": 0.25}
 
 
 class Text(str):

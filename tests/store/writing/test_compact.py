@@ -15,6 +15,7 @@ from store_helpers import (
     assert_holds,
     check_cache,
     id_of,
+    make_cache,
     oracle,
     two_features,
     write,
@@ -26,10 +27,12 @@ from featcache.container_files import sync_directory
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
 from featcache.format.index import Stamps
 from featcache.format.manifest import PARTS, read_manifest
-from featcache.testing.editing import traces_in
+from featcache.testing.contract import traces_in
 from featcache.writing import compact, part_writer, publish
 from featcache.writing import compact as compacting
 from featcache.writing.open_part import OpenPart
+from featcache.writing.part_writer import PartWriter
+from featcache.writing.session import publish_sealed
 
 ALL = range(20)
 GONE = (3, 8, 17)
@@ -72,7 +75,7 @@ def test_deleted_bytes_are_gone_and_the_rest_is_as_it_was(path: Path) -> None:
     cache.compact()
     assert not traces_in(path, [*traces_of(GONE), *(id_of(n).encode() for n in (8, 17))])
     check_cache(path, LEFT)
-    stamps = featcache.open(path).opened.stamps
+    stamps = featcache.open(path).opened.index.stamps
     assert stamps is not None
     ids = [int(each.rpartition("-")[2]) + 1 for each in featcache.open(path)]
     assert stamps.input.tolist() == ids
@@ -430,6 +433,16 @@ def test_many_appends_leave_few_parts_and_copy_little(
     assert len(read_manifest(tmp_path).parts) <= 3 * 7
     assert sum(copied) <= 3 * 200
     check_cache(tmp_path, range(200))
+
+
+def test_small_parts_of_others_are_merged_as_they_are_published(tmp_path: Path) -> None:
+    make_cache(tmp_path, [])
+    for number in range(8):
+        with PartWriter(tmp_path, two_features(), FINGERPRINT) as writer:
+            write(writer, [number])
+        assert publish_sealed(tmp_path)
+    assert len(read_manifest(tmp_path).parts) == 1
+    check_cache(tmp_path, range(8))
 
 
 def test_a_reader_of_the_generation_before_still_finds_the_merged_parts(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_what_is_deleted_can_be_written_again(cache: Path) -> None:
     assert opened.complete
     again = {id_of(number): arrays_of(number + NEW) for number in (1, 5)}
     assert_holds(opened, oracle(ALL) | again)
-    stamps = opened.opened.stamps
+    stamps = opened.opened.index.stamps
     assert stamps is not None
     assert int(stamps.input[opened.opened.row(id_of(5))]) == 5
 
@@ -169,7 +169,7 @@ def test_new_stamps_of_what_is_deleted_are_not_those_of_what_comes(cache: Path) 
         writer.restamp({id_of(1): Stamps(1, 1), id_of(2): Stamps(2, 2)})
         writer.delete(ids(1))
         writer.write(id_of(1), arrays_of(1), stamps=Stamps(7, 7))
-    stamps = featcache.open(cache).opened.stamps
+    stamps = featcache.open(cache).opened.index.stamps
     assert stamps is not None
     found = {id: int(stamp) for id, stamp in zip(featcache.open(cache), stamps.input, strict=True)}
     assert (found[id_of(1)], found[id_of(2)]) == (7, 2)

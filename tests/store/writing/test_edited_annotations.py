@@ -23,10 +23,10 @@ from featcache.format import index as indexes
 from featcache.format.columns import Strings
 from featcache.format.index import ContainerColumns, Index
 from featcache.format.manifest import PARTS, read_manifest
-from featcache.testing.editing import traces_in
+from featcache.testing.contract import traces_in
 from featcache.writing import compact as compacting
 from featcache.writing import publish
-from featcache.writing.compact import FANOUT
+from featcache.writing.copies import FANOUT
 
 GIVEN: dict[str, dict[str, Any]] = {
     id_of(0): {"text": None, "speaker": None},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from store_helpers import (
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.errors import CacheError
+from featcache.errors import CacheError, KeyNotFoundError
 from featcache.format import manifest
 from featcache.format.journal import NAME as JOURNAL
 from featcache.writing.part_writer import PartWriter
@@ -155,7 +156,7 @@ def test_the_name_of_a_set_is_durable_before_anything_is_written_to_it(
             writer.write("utt-1", {name: np.zeros((3, 2), np.float32)})
     paths = synced(monkeypatch)
     CacheWriter(tmp_path, [FeatureStorageConfig("units")]).close()
-    assert paths[0] == str(tmp_path)
+    assert str(tmp_path / "sets") in paths[:2]
 
 
 def test_a_cache_of_one_utterance_syncs_what_it_needs_and_reads_no_manifest_again(
@@ -166,9 +167,27 @@ def test_a_cache_of_one_utterance_syncs_what_it_needs_and_reads_no_manifest_agai
     read = manifests_read(monkeypatch)
     with CacheWriter(tmp_path / "cache", [FeatureStorageConfig("fbank")]) as writer:
         writer.write("utt-1", {"fbank": arrays_of(1)["fbank"]})
-    assert len(paths) <= 22
+    assert len(paths) <= 19
     assert [each for each in paths if "/cache" not in each] == [str(tmp_path)]
     assert read.count(manifest.NAME) <= 2
+
+
+def test_a_cache_that_was_never_published_is_whole_and_empty(tmp_path: Path) -> None:
+    CacheWriter(tmp_path, [FeatureStorageConfig("fbank")]).abort()
+    cache = featcache.open(tmp_path, verify="arrays", check_reads=True)
+    assert (len(cache), cache.complete, cache.generation) == (0, False, 0)
+    assert cache.stats("fbank").count == 0
+    with pytest.raises(CacheError, match="is no longer there"):
+        cache.tag("v1")
+    with pytest.raises(KeyNotFoundError):
+        cache.delete(["utt-1"])
+    cache.compact()
+    with pytest.raises(KeyNotFoundError, match="not in cache"):
+        cache.annotate({"utt-1": {"speaker": "anna"}})
+    with CacheWriter(tmp_path, [FeatureStorageConfig("fbank")]) as writer:
+        writer.write("utt-1", {"fbank": arrays_of(1)["fbank"]})
+    assert len(pickle.loads(pickle.dumps(cache))) == 1  # noqa: S301
+    assert list(featcache.open(tmp_path, verify="arrays")) == ["utt-1"]
 
 
 def manifests_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:

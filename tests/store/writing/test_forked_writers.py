@@ -173,6 +173,8 @@ def test_a_writer_is_not_handed_to_other_processes(tmp_path: Path, method: str) 
                 pytest.raises(refused, match=why),
             ):
                 pool.apply_async(repr, (each,)).get(timeout=60)
+        with pytest.raises(TypeError, match=rf"{tmp_path}.*extract\(parallel=\.\.\.\)"):
+            pickle.dumps(writer)
         if method == "spawn":
             process = multiprocessing.get_context("spawn").Process(target=repr, args=(writer,))
             with pytest.raises(refused, match=why):

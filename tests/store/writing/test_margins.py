@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -248,26 +247,6 @@ def test_what_a_format_refuses_while_it_writes_leaves_what_was_committed(
     check_cache(tmp_path, [0, 1, 2, 4, 5])
 
 
-@pytest.mark.parametrize("verify", [None, "columns"])
-def test_the_root_of_splits_lists_the_caches_below_it(tmp_path: Path, verify: Any) -> None:
-    for split in ("train", "valid"):
-        make_cache(tmp_path / split, range(2))
-    with pytest.raises(featcache.errors.NotACacheError, match="caches in it: 'train', 'valid'"):
-        featcache.open(tmp_path, verify=verify)
-
-
-@pytest.mark.parametrize("path", [None, 5, b"cache", ["cache"], SimpleNamespace()])
-def test_what_is_no_path_is_refused_with_what_is_wanted(path: Any) -> None:
-    with pytest.raises(
-        featcache.errors.ConfigError, match="a cache is given as the path of a directory, not"
-    ):
-        featcache.open(path)
-    with pytest.raises(
-        featcache.errors.ConfigError, match="a cache is given as the path of a directory, not"
-    ):
-        CacheWriter(path, two_features())
-
-
 def test_one_lost_part_of_several_is_computed_again_and_a_lost_container_is_not(
     tmp_path: Path,
 ) -> None:
@@ -276,7 +255,7 @@ def test_one_lost_part_of_several_is_computed_again_and_a_lost_container_is_not(
     one, other, _ = sorted((tmp_path / "parts").iterdir())
     (one / "fbank.npy").unlink()
     message = (
-        r"fbank.npy' is missing; put it back, or remove its part, '.*', "
+        r"fbank.npy' is missing; .*put it back, or remove its part, '.*', "
         "to compute its utterances again"
     )
     for overwrite in (False, True):

@@ -20,8 +20,7 @@ from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
 from featcache.format import journal
 from featcache.format.part import COLUMNS, SEAL
-from featcache.testing.durability import files_of
-from featcache.testing.finishing import Interruption, interrupted
+from featcache.testing.promises import Interruption, files_of, interrupted
 from featcache.writing import recover
 from featcache.writing.held import HeldCache
 from featcache.writing.open_part import container_groups

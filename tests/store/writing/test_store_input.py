@@ -26,7 +26,6 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import (
     ClosedError,
-    ConfigError,
     DuplicateIdError,
     FeatureError,
     KeyNotFoundError,
@@ -69,7 +68,9 @@ def test_an_id_that_is_no_text_is_refused(tmp_path: Path, id: object) -> None:
         "e\u0301",
         "ABC",
         "%2F",
-        "x" * 1000,
+        "x" * 70_000,
+        ".",
+        "a\nb",
     ],
 )
 def test_any_other_id_is_kept_as_it_is(tmp_path: Path, id: str) -> None:
@@ -79,25 +80,6 @@ def test_any_other_id_is_kept_as_it_is(tmp_path: Path, id: str) -> None:
     cache = featcache.open(tmp_path / "cache", verify="arrays")
     assert cache.read(id, "fbank").tolist() == np.full((2, 4), len(id)).tolist()
     assert id in list(cache)
-
-
-def test_a_misspelt_feature_is_named_with_the_one_that_was_meant(tmp_path: Path) -> None:
-    expect_refused(
-        tmp_path,
-        "utt-1",
-        {"fbnak": FRAMES},
-        r"utterance 'utt-1': feature 'fbnak'.*did you mean 'fbank'\?",
-    )
-
-
-def test_a_missing_feature_is_named(tmp_path: Path) -> None:
-    with (
-        CacheWriter(tmp_path / "cache", two_features()) as writer,
-        pytest.raises(
-            FeatureError, match=r"utterance 'utt-1': feature 'units' is missing; given: fbank"
-        ),
-    ):
-        writer.write("utt-1", {"fbank": FRAMES})
 
 
 def test_a_mapping_of_another_kind_is_as_good_as_a_dict(tmp_path: Path) -> None:
@@ -117,16 +99,6 @@ def test_something_else_than_a_dict_is_refused(tmp_path: Path, arrays: object) -
 
 def test_a_feature_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
     expect_refused(tmp_path, "utt-1", {7: FRAMES}, r"utterance 'utt-1': feature 7 is not declared")
-
-
-def test_a_number_where_frames_are_declared_is_refused(tmp_path: Path) -> None:
-    message = r"'utt-1', feature 'fbank': shape \(\) has rank 0.*1 to 4"
-    expect_refused(tmp_path, "utt-1", {"fbank": np.float32(1)}, message)
-
-
-def test_a_fifth_axis_is_refused(tmp_path: Path) -> None:
-    message = r"'u', feature 'fbank': shape \(1, 2, 1, 2, 1\) has rank 5, but must have 1 to 4"
-    expect_refused(tmp_path, "u", {"fbank": np.zeros((1, 2, 1, 2, 1))}, message)
 
 
 def test_another_feature_dimension_than_before_is_refused_and_named(tmp_path: Path) -> None:
@@ -259,14 +231,6 @@ def test_an_unknown_feature_is_answered_with_the_nearest(tmp_path: Path) -> None
             call()
 
 
-def test_statistics_that_were_not_collected_are_an_error_with_what_to_do(tmp_path: Path) -> None:
-    cache = featcache.open(make_cache(tmp_path, range(3)))
-    with pytest.raises(
-        KeyNotFoundError, match=r"no statistics of feature 'units'; declare it with stats: true"
-    ):
-        cache.stats("units")
-
-
 @pytest.mark.parametrize(
     ("start", "stop"), [(-1, 2), (3, 2), (0, 11), (11, None), (None, -1), (0, 2**70)]
 )
@@ -289,19 +253,6 @@ def test_every_window_of_an_utterance_is_its_slice(tmp_path: Path) -> None:
             np.testing.assert_array_equal(
                 cache.read(id_of(2), "fbank", start, stop), whole[start:stop], strict=True
             )
-
-
-def test_a_window_of_a_feature_without_frames_is_refused(tmp_path: Path) -> None:
-    with CacheWriter(tmp_path, [FeatureStorageConfig("xvector", time_axis=None)]) as writer:
-        writer.write("u", {"xvector": np.arange(3.0)})
-    with pytest.raises(WindowError, match="feature 'xvector' has no time axis"):
-        featcache.open(tmp_path).read("u", "xvector", 0, 1)
-
-
-def test_a_misspelt_verification_is_refused(tmp_path: Path) -> None:
-    make_cache(tmp_path, [1])
-    with pytest.raises(ConfigError, match=r"'array'; did you mean 'arrays'"):
-        featcache.open(tmp_path, verify=cast(Any, "array"))
 
 
 def test_a_closed_writer_refuses_to_go_on(tmp_path: Path) -> None:

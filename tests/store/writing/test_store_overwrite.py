@@ -149,7 +149,7 @@ def test_a_reader_of_the_overwritten_generation_reads_what_it_has_open_or_says_w
                 cache.read(id_of(number), "fbank").tolist() == arrays_of(number)["fbank"].tolist()
             )
     with pytest.raises(
-        CorruptCacheError, match=r"is not there; was the cache overwritten.*open it again"
+        CorruptCacheError, match=r"is missing; was the cache overwritten.*open it again"
     ):
         cold.read(id_of(1), "fbank")
     assert list(cold) == list(warm)

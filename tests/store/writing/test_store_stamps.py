@@ -39,7 +39,7 @@ def open_writer(path: Path, **settings: Any) -> CacheWriter:
 def stamps_in(path: Path) -> dict[str, Stamps]:
     """The stamps that readers see; all files are verified."""
     cache = featcache.open(path, verify="arrays", check_reads=True)
-    columns = cache.opened.stamps
+    columns = cache.opened.index.stamps
     assert columns is not None
     assert {column.dtype for column in columns} == {np.dtype(np.uint64)}
     return {
@@ -62,7 +62,7 @@ def test_stamps_are_read_in_the_order_of_rows(tmp_path: Path) -> None:
 
 def test_a_cache_without_stamps_has_no_columns_of_them(tmp_path: Path) -> None:
     make_cache(tmp_path, range(4))
-    assert featcache.open(tmp_path).opened.stamps is None
+    assert featcache.open(tmp_path).opened.index.stamps is None
     assert read_manifest(tmp_path).requires_to_write == ()
     for path in tmp_path.rglob("*.columns"):
         assert b'"input"' not in path.read_bytes()
@@ -210,7 +210,7 @@ def test_an_overwrite_has_stamps_of_its_own(cache: Path) -> None:
     assert stamps_in(cache) == {id_of(1): Stamps(8, 9)}
     with open_writer(cache, overwrite=True) as writer:
         write(writer, 1, stamped=False)
-    assert featcache.open(cache).opened.stamps is None
+    assert featcache.open(cache).opened.index.stamps is None
     assert read_manifest(cache).requires_to_write == ()
 
 

@@ -68,7 +68,8 @@ def assert_same(cache: featcache.Cache, source: featcache.Cache) -> None:
     assert cache.annotations == source.annotations
     for name in source.annotations:
         assert list(cache.annotation(name)) == list(source.annotation(name))
-    assert np.array_equal(np.array(cache.opened.stamps), np.array(source.opened.stamps))
+    stamps, expected = cache.opened.index.stamps, source.opened.index.stamps
+    assert np.array_equal(np.array(stamps), np.array(expected))
     for id in source:
         for name, array in source[id].items():
             found = cache.read(id, name)

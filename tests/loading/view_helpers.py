@@ -9,9 +9,8 @@ import numpy as np
 from store_helpers import arrays_of, id_of, make_cache
 
 import featcache
-from featcache import CacheWriter, FeatureStorageConfig, Windows
+from featcache import CacheWriter, FeatureStorageConfig, FeatureTable, Windows
 from featcache.samplers import BucketBatchSampler
-from featcache.tables.table import FeatureTable
 
 COUNT = 45
 FRAME_S = 0.01

@@ -1,4 +1,4 @@
-"""Mistakes whose answers say what to do: settings in the wrong place, caches that changed since."""
+"""Caches that were written on since they were opened: errors say so, and what to do."""
 
 from __future__ import annotations
 
@@ -11,17 +11,9 @@ import pytest
 import torch
 
 import featcache
-from featcache.errors import (
-    CacheLockedError,
-    ConfigError,
-    FeatcacheError,
-    KeyNotFoundError,
-    UnknownNameError,
-)
+from featcache.errors import CacheLockedError, KeyNotFoundError
 
 Feature: Any = featcache.FeatureStorageConfig
-convert: Any = featcache.convert
-adopt: Any = featcache.adopt
 
 
 def made(path: Path, *ids: str, feature: str = "f", **settings: Any) -> featcache.Cache:
@@ -29,62 +21,6 @@ def made(path: Path, *ids: str, feature: str = "f", **settings: Any) -> featcach
         for id in ids:
             writer.write(id, {feature: np.ones((5, 3), np.float32)})
     return featcache.open(path)
-
-
-def dumped(path: Path) -> str:
-    path.mkdir()
-    np.save(path / "u.npy", np.ones((5, 3), np.float32))
-    return str(path)
-
-
-MISTAKES: list[tuple[Callable[[Path], object], type[FeatcacheError], list[str]]] = [
-    (
-        lambda path: convert(made(path / "a", "u"), path / "b", backend="hdf5"),
-        UnknownNameError,
-        ["convert has no setting 'backend'", "features=[featcache.FeatureStorageConfig("],
-    ),
-    (
-        lambda path: convert(made(path / "a", "u"), path / "b", dtype="float16"),
-        UnknownNameError,
-        ["convert has no setting 'dtype'", "say it of a feature"],
-    ),
-    (
-        lambda path: convert(made(path / "a", "u"), path / "b", feature=["f"]),
-        UnknownNameError,
-        ["did you mean 'features'"],
-    ),
-    (lambda path: convert(made(path / "a", "u")), ConfigError, ["missing", "'dst'"]),
-    (
-        lambda path: adopt([dumped(path / "x"), dumped(path / "y")], path / "c"),
-        ConfigError,
-        ["one source is adopted at a time", "featcache.concat"],
-    ),
-    (
-        lambda path: adopt(dumped(path / "x"), path / "c", features="f"),
-        UnknownNameError,
-        ["adopt has no setting 'features'", "'feature'"],
-    ),
-    (
-        lambda path: featcache.inspect.estimate(made(path)),
-        ConfigError,
-        ["0 utterances", "holds no utterances, so there is nothing to read"],
-    ),
-    (
-        lambda path: featcache.join(made(path / "a", "u"), made(path / "b", "u")),
-        ConfigError,
-        ["feature 'f' is in", "leave one of them out, or use concat"],
-    ),
-]
-
-
-@pytest.mark.parametrize(("mistake", "kind", "words"), MISTAKES)
-def test_a_mistake_is_answered_with_what_to_do(
-    tmp_path: Path, mistake: Callable[[Path], object], kind: type[FeatcacheError], words: list[str]
-) -> None:
-    with pytest.raises(kind) as caught:
-        mistake(tmp_path)
-    assert type(caught.value) is kind
-    assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
 
 
 SINCE = "the cache was written on since it was opened: "

@@ -1,4 +1,4 @@
-"""Mistakes of first users in the shapes of arrays, as a `CacheWriter` answers them."""
+"""Shapes of arrays that look wrong, as a `CacheWriter` answers them."""
 
 from __future__ import annotations
 
@@ -31,37 +31,37 @@ def write(path: Path, feature: Feature, shapes: Sequence[tuple[int, ...]]) -> No
             Feature("fbank"),
             [(1, 5, 80), (1, 9, 80)],
             ["was a batch axis left in?", "array[0]"],
-            id="40-batch-axis-of-other-lengths",
+            id="batch-axis-of-other-lengths",
         ),
         pytest.param(
             Feature("fbank"),
             [(1, 7, 80), (1, 7, 80)],
             ["was a batch axis left in?", "declare dims: [7, 80]"],
-            id="41-batch-axis-of-equal-lengths",
+            id="batch-axis-of-equal-lengths",
         ),
         pytest.param(
             Feature("fbank", dims=[80]),
             [(1, 7, 80)],
             ["(7, 80), declared is (80,)", "was a batch axis left in?"],
-            id="41-batch-axis-at-once",
+            id="batch-axis-at-once",
         ),
         pytest.param(
             Feature("fbank"),
             [(80, 5), (80, 9)],
             ["(9,), those before have (5,)", "is the array transposed?"],
-            id="42-transposed",
+            id="transposed",
         ),
         pytest.param(
             Feature("fbank", dims=[80]),
             [(80, 9)],
             ["(9,), declared is (80,)", "is the array transposed?"],
-            id="42-transposed-at-once",
+            id="transposed-at-once",
         ),
         pytest.param(
             Feature("fbank", dims=[192]),
             [(192,)],
             ["declared is (192,)", "time_axis: null"],
-            id="43-embedding-at-once",
+            id="embedding-at-once",
         ),
     ],
 )
@@ -75,7 +75,7 @@ def test_an_array_of_a_wrong_shape_is_refused_by_name(
     assert "last" not in featcache.open(tmp_path)
 
 
-def test_41_the_first_batch_of_one_is_warned_of(tmp_path: Path) -> None:
+def test_the_first_batch_of_one_is_warned_of(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="utterance 'last', feature 'fbank': .*batch axis"):
         write(tmp_path, Feature("fbank"), [(1, 7, 80)])
 
@@ -98,7 +98,7 @@ VECTORS = "is it one vector an utterance\\? declare time_axis: null, or dims: \\
 
 @pytest.mark.parametrize("store", [written, read_through])
 @pytest.mark.parametrize("count", [2, 4])
-def test_43_a_few_vectors_that_were_taken_for_frames_are_told_once(
+def test_a_few_vectors_that_were_taken_for_frames_are_told_once(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     store: Callable[..., None],
@@ -110,7 +110,7 @@ def test_43_a_few_vectors_that_were_taken_for_frames_are_told_once(
     assert f"the {count} utterances" in said[0]
 
 
-def test_43_many_vectors_that_were_taken_for_frames_are_told_at_once(
+def test_many_vectors_that_were_taken_for_frames_are_told_at_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.warns(UserWarning, match=f"192 frames of a single number.*{VECTORS}"):
@@ -130,7 +130,7 @@ def test_43_many_vectors_that_were_taken_for_frames_are_told_at_once(
     ],
     ids=repr,
 )
-def test_43_nothing_is_said_of_what_looks_right(
+def test_nothing_is_said_of_what_looks_right(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     feature: Feature,
@@ -148,9 +148,7 @@ def test_43_nothing_is_said_of_what_looks_right(
         (["fbank", "fbank"], "two features are called 'fbank'"),
     ],
 )
-def test_17_18_a_writer_refuses_names_that_clash(
-    tmp_path: Path, names: list[str], message: str
-) -> None:
+def test_a_writer_refuses_names_that_clash(tmp_path: Path, names: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         CacheWriter(tmp_path / "cache", [Feature(name) for name in names])
     assert not (tmp_path / "cache").exists()

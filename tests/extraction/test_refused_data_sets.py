@@ -1,8 +1,4 @@
-"""First users' mistakes with extraction: each is refused, or done rightly, in words that name what
-is wrong.
-
-The numbers are those of the rows of the table of mistakes that the project keeps.
-"""
+"""Data sets and results that do not fit are refused, or done rightly, and the words say why."""
 
 from __future__ import annotations
 
@@ -17,32 +13,30 @@ import pytest
 import speechbrain as sb
 import torch
 from brain_helpers import (
+    COLLATED,
     Audio,
+    Hidden,
     Recipe,
+    Stream,
     assert_holds,
     expected,
-    failed,
-    failures,
     make_brain,
     make_dataset,
 )
 from parallel_helpers import FEATURES, Numbers, Provider, calls
 from parallel_helpers import extract as extract_numbers
-from speechbrain.dataio.batch import PaddedBatch
 from speechbrain.dataio.dataset import DynamicItemDataset
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 import featcache
+from featcache import FeatureStorage, unpad
 from featcache.errors import (
     CacheError,
     CacheLockedError,
-    ComputeError,
     ConfigError,
     CorruptCacheError,
     FeatcacheError,
 )
-from featcache.extraction.unpad import unpad
-from featcache.storage import FeatureStorage
 
 TRAIN, VALID, TEST = sb.Stage.TRAIN, sb.Stage.VALID, sb.Stage.TEST
 
@@ -51,30 +45,6 @@ def numbered(start: int, stop: int, audio: Audio | None = None) -> Any:
     """A data set of the utterances from `start` to before `stop`."""
     made = make_dataset(stop, audio)
     return made.filtered_sorted(key_test={"id": lambda id: int(id.rsplit("-", 1)[1]) >= start})
-
-
-class Hidden:
-    """A map-style data set that does not show its ids."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._dataset[index]
-
-
-class Stream(IterableDataset[Any]):
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter([self._dataset[index] for index in range(len(self._dataset))])
-
-
-COLLATED = {"collate_fn": PaddedBatch, "batch_size": 2}
 
 
 # What is given
@@ -91,41 +61,41 @@ def says(*parts: str) -> Callable[[BaseException], None]:
 
 GIVEN: list[tuple[str, Any, dict[str, Any], type[FeatcacheError], tuple[str, ...]]] = [
     (
-        "101 a filter that leaves nothing",
+        "a filter that leaves nothing",
         numbered(3, 3),
         {},
         ConfigError,
         ("data set", "is empty", "what filters it"),
     ),
-    ("101 an empty list", [], {}, ConfigError, ("'list'", "is empty")),
+    ("an empty list", [], {}, ConfigError, ("'list'", "is empty")),
     (
-        "101 a loader of nothing",
+        "a loader of nothing",
         DataLoader(numbered(3, 3), sampler=[]),
         {},
         ConfigError,
         ("is empty",),
     ),
     (
-        "101 an empty stream",
+        "an empty stream",
         Stream([]),
         COLLATED,
         ConfigError,
         ("data set is empty", "not one utterance"),
     ),
     (
-        "105 a generator",
+        "a generator",
         (item for item in [1]),
         {},
         ConfigError,
         ("'generator'", "only once", "__getitem__", "a list"),
     ),
-    ("105 an iterator", iter([1]), {}, ConfigError, ("'list_iterator'", "only once")),
-    ("105 a file name", "train.csv", {}, ConfigError, ("not 'str'", "items by number")),
-    ("105 a path", Path("train.csv"), {}, ConfigError, ("not 'PosixPath'", "items by number")),
-    ("105 a dict", {"utt-1": 1}, {}, ConfigError, ("not 'dict'", "items by number")),
-    ("105 nothing", None, {}, ConfigError, ("not 'NoneType'", "items by number")),
+    ("an iterator", iter([1]), {}, ConfigError, ("'list_iterator'", "only once")),
+    ("a file name", "train.csv", {}, ConfigError, ("not 'str'", "items by number")),
+    ("a path", Path("train.csv"), {}, ConfigError, ("not 'PosixPath'", "items by number")),
+    ("a dict", {"utt-1": 1}, {}, ConfigError, ("not 'dict'", "items by number")),
+    ("nothing", None, {}, ConfigError, ("not 'NoneType'", "items by number")),
     (
-        "111 a misspelt argument",
+        "a misspelt argument",
         make_dataset(2),
         {"batchsize": 4},
         ConfigError,
@@ -155,7 +125,7 @@ def test_what_is_no_data_set_or_empty_is_refused(
     )
 
 
-def test_101_a_stream_that_gives_nothing_any_more_is_refused(storage: FeatureStorage) -> None:
+def test_a_stream_that_gives_nothing_any_more_is_refused(storage: FeatureStorage) -> None:
     brain = make_brain(storage)
     brain.cache_features(make_dataset(3))
     with pytest.raises(ConfigError, match="data set is empty: not one utterance came of it"):
@@ -163,13 +133,13 @@ def test_101_a_stream_that_gives_nothing_any_more_is_refused(storage: FeatureSto
     assert (len(storage.cache("train")), storage.cache("train").complete) == (3, True)
 
 
-def test_101_an_empty_data_set_of_extract_is_refused(tmp_path: Path) -> None:
+def test_an_empty_data_set_of_extract_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\('Numbers'\) is empty; look at what filters it"):
         extract_numbers(Provider(tmp_path, 0), parallel=None)
     assert not (tmp_path / "cache").exists()
 
 
-def test_26_112_hparams_without_a_storage_say_what_they_have(storage: FeatureStorage) -> None:
+def test_hparams_without_a_storage_say_what_they_have(storage: FeatureStorage) -> None:
     brain = make_brain(storage)
     brain.hparams.feature_storage = {"root": "features", "features": []}  # `!new:` was forgotten
     with pytest.raises(
@@ -188,15 +158,17 @@ def test_26_112_hparams_without_a_storage_say_what_they_have(storage: FeatureSto
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
-        ({"on_error": "ignore"}, ("on_error is 'raise' or 'skip', not 'ignore'",)),  # 108
-        ({"parallel": {"env": "slrum"}}, ("'slrum'", "did you mean 'slurm'")),  # 113
-        ({"parallel": {"env": "local", "n_worker": 2}}, ("'n_worker'", "n_workers")),  # 113
-        ({"parallel": {"env": "local", "n_workers": 0}}, ("n_workers", "not 0")),  # 113
-        ({"parallel": {"env": "local", "n_workers": "2"}}, ("n_workers", "not '2'")),  # 113
-        ({"parallel": "local"}, ("'local'",)),  # 113
+        ({"on_error": "ignore"}, ("on_error is 'raise' or 'skip', not 'ignore'",)),
+        ({"retries": -1}, ("retries",)),
+        ({"publish_every_s": 0}, ("publish_every_s",)),
+        ({"parallel": {"env": "slrum"}}, ("'slrum'", "did you mean 'slurm'")),
+        ({"parallel": {"env": "local", "n_worker": 2}}, ("'n_worker'", "n_workers")),
+        ({"parallel": {"env": "local", "n_workers": 0}}, ("n_workers", "not 0")),
+        ({"parallel": {"env": "local", "n_workers": "2"}}, ("n_workers", "not '2'")),
+        ({"parallel": "local"}, ("'local'",)),
     ],
 )
-def test_108_113_settings_that_cannot_work_are_named(
+def test_settings_that_cannot_work_are_named(
     storage: FeatureStorage, settings: dict[str, Any], parts: tuple[str, ...]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -204,7 +176,7 @@ def test_108_113_settings_that_cannot_work_are_named(
     says(*parts)(caught.value)
 
 
-def test_115_a_job_queue_that_is_not_here_is_named(
+def test_a_job_queue_that_is_not_here_is_named(
     storage: FeatureStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("dask_jobqueue")
@@ -220,7 +192,7 @@ def test_115_a_job_queue_that_is_not_here_is_named(
 # Another data set than the cache's
 
 
-def test_104_a_validation_set_whose_stage_was_forgotten_stays_out_of_the_training_cache(
+def test_a_validation_set_whose_stage_was_forgotten_stays_out_of_the_training_cache(
     storage: FeatureStorage,
 ) -> None:
     brain = make_brain(storage)
@@ -239,7 +211,7 @@ def test_104_a_validation_set_whose_stage_was_forgotten_stays_out_of_the_trainin
     assert_holds(featcache.open(view.path), expected(brain, make_dataset(9)))
 
 
-def test_104_two_test_sets_of_one_stage_are_told_apart(storage: FeatureStorage) -> None:
+def test_two_test_sets_of_one_stage_are_told_apart(storage: FeatureStorage) -> None:
     brain = make_brain(storage)
     brain.cache_features(make_dataset(3), TEST)
     with pytest.raises(
@@ -250,7 +222,7 @@ def test_104_two_test_sets_of_one_stage_are_told_apart(storage: FeatureStorage) 
     assert len(storage.cache("test-other")) == 3
 
 
-def test_104_utterances_of_another_split_are_told_by_its_name(
+def test_utterances_of_another_split_are_told_by_its_name(
     storage: FeatureStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
     brain = make_brain(storage)
@@ -266,7 +238,7 @@ def test_104_utterances_of_another_split_are_told_by_its_name(
     assert (brain.calls, caplog.text.count(told)) == ([], 1)  # nothing is added
 
 
-def test_104_a_storage_with_other_features_below_the_same_root_is_no_split(
+def test_a_storage_with_other_features_below_the_same_root_is_no_split(
     storage: FeatureStorage,
 ) -> None:
     brain = make_brain(storage)
@@ -286,7 +258,7 @@ def test_104_a_storage_with_other_features_below_the_same_root_is_no_split(
 
 
 @pytest.mark.parametrize("hide", [Hidden, Stream])
-def test_102_a_data_set_without_ids_is_compared_by_what_is_in_it(
+def test_a_data_set_without_ids_is_compared_by_what_is_in_it(
     storage: FeatureStorage, hide: Any
 ) -> None:
     brain = make_brain(storage)
@@ -303,7 +275,7 @@ def test_102_a_data_set_without_ids_is_compared_by_what_is_in_it(
     assert_holds(featcache.open(view.path), expected(brain, make_dataset(6)))
 
 
-def test_103_an_iterable_that_has_grown_is_read_to_its_end(
+def test_an_iterable_that_has_grown_is_read_to_its_end(
     storage: FeatureStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
     brain = make_brain(storage)
@@ -328,7 +300,7 @@ class Unnamed(Recipe):
         return [{"id": id, "ssl": torch.zeros(1, 4), "units": torch.zeros(1).long()} for id in ids]
 
 
-def test_102_batches_without_ids_add_nothing_to_a_complete_cache_unasked(
+def test_batches_without_ids_add_nothing_to_a_complete_cache_unasked(
     storage: FeatureStorage,
 ) -> None:
     brain = make_brain(storage, Unnamed)
@@ -351,7 +323,7 @@ def test_102_batches_without_ids_add_nothing_to_a_complete_cache_unasked(
     ]
 
 
-def test_104_utterances_that_are_not_in_the_data_set_are_told(
+def test_utterances_that_are_not_in_the_data_set_are_told(
     storage: FeatureStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
     brain = make_brain(storage)
@@ -372,7 +344,7 @@ class Arrow(list[dict[str, Any]]):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_48_100_whole_numbers_are_ids(storage: FeatureStorage, batch_size: int) -> None:
+def test_whole_numbers_are_ids(storage: FeatureStorage, batch_size: int) -> None:
     rows = Arrow({"frames": 3 + number} for number in range(5))
     dataset = DynamicItemDataset.from_arrow_dataset(rows, output_keys=["id", "frames"])
 
@@ -393,7 +365,7 @@ def test_48_100_whole_numbers_are_ids(storage: FeatureStorage, batch_size: int) 
     assert len(brain.cache_features(Hidden(dataset), loader_kwargs=COLLATED, check=None)) == 5
 
 
-def test_100_whole_numbers_are_ids_of_extract_too(tmp_path: Path) -> None:
+def test_whole_numbers_are_ids_of_extract_too(tmp_path: Path) -> None:
     class Counted(Provider):
         def build_env_local(self) -> dict[str, object]:
             env = super().build_env_local()
@@ -416,30 +388,25 @@ def test_100_whole_numbers_are_ids_of_extract_too(tmp_path: Path) -> None:
     assert sorted(cache, key=int) == [str(number) for number in range(12)]
 
 
-def test_99_an_id_that_comes_twice_is_named(storage: FeatureStorage) -> None:
-    with pytest.raises(FeatcacheError, match="utterance 'spk/utt-0' was given twice"):
-        make_brain(storage).cache_features(make_dataset().overfit_test(3, 5))
-
-
 # What compute_features returns
 
 
 @pytest.mark.parametrize(
     ("result", "parts"),
     [
-        (lambda batch: None, ("a list of dicts, one per utterance, not None",)),  # 92
-        (lambda batch: {"ssl": batch.sig.data}, ("dicts with the key 'id'",)),  # 92
-        (lambda batch: [batch.sig.data], ("dicts with the key 'id', not of 'Tensor'",)),  # 92
-        (lambda batch: [], ("0 dicts for 'spk/utt-0' instead of one",)),  # 93
-        (  # 93
+        (lambda batch: None, ("a list of dicts, one per utterance, not None",)),
+        (lambda batch: {"ssl": batch.sig.data}, ("dicts with the key 'id'",)),
+        (lambda batch: [batch.sig.data], ("dicts with the key 'id', not of 'Tensor'",)),
+        (lambda batch: [], ("0 dicts for 'spk/utt-0' instead of one",)),
+        (
             lambda batch: [{"id": "other"}],
             ("'other', which is not in the batch", "'spk/utt-0'"),
         ),
-        (  # 93
+        (
             lambda batch: [{"id": "spk/utt-0"}] * 2,
             ("2 dicts for 'spk/utt-0' instead of one",),
         ),
-        (  # 94
+        (
             lambda batch: [{"id": "spk/utt-0", "ssl": torch.zeros(1, 4)}],
             ("'spk/utt-0'", "'units' is missing"),
         ),
@@ -447,15 +414,15 @@ def test_99_an_id_that_comes_twice_is_named(storage: FeatureStorage) -> None:
             lambda batch: [
                 {"id": "spk/utt-0", "ssk": torch.zeros(1, 4), "units": torch.zeros(1).long()}
             ],
-            ("'spk/utt-0'", "'ssk' is not declared", "'ssl'"),  # 94
+            ("'spk/utt-0'", "'ssk' is not declared", "'ssl'"),
         ),
-        (  # 96
+        (
             lambda batch: unpad(batch.id, torch.ones(1), {"ssl": torch.zeros(1, 3, 4)}),
             ("must be frames", "relative"),
         ),
     ],
 )
-def test_92_to_96_a_result_that_does_not_fit_is_explained(
+def test_a_result_that_does_not_fit_is_explained(
     storage: FeatureStorage, result: Any, parts: tuple[str, ...]
 ) -> None:
     class Wrong(Recipe):
@@ -467,7 +434,7 @@ def test_92_to_96_a_result_that_does_not_fit_is_explained(
     says(*parts)(caught.value)
 
 
-def test_45_padding_that_was_left_in_is_warned_of(storage: FeatureStorage) -> None:
+def test_padding_that_was_left_in_is_warned_of(storage: FeatureStorage) -> None:
     class Uncut(Recipe):
         def compute_features(self, batch: Any, stage: Any) -> Any:
             ssl, units = batch.sig.data.unfold(1, 10, 10)[:, :, :4], torch.zeros(3).long()
@@ -481,63 +448,10 @@ def test_45_padding_that_was_left_in_is_warned_of(storage: FeatureStorage) -> No
     cut.cache_features(make_dataset(8), TEST, loader_kwargs=batches, check=None)
 
 
-def test_95_a_class_that_cannot_compute_says_so(storage: FeatureStorage) -> None:
-    from featcache.brain import FeatureCacheMixin
-
-    class Empty(FeatureCacheMixin, sb.Brain):  # type: ignore[misc]
-        pass
-
-    with pytest.raises(ComputeError, match=r"Empty has to define compute_features\(batch, stage\)"):
-        make_brain(storage, Empty).cache_features(make_dataset(1))
-
-
 # Runs that fail or are stopped
 
 
-def test_90_a_stopped_run_says_how_to_go_on(
-    storage: FeatureStorage, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Interrupted(Recipe):
-        def compute_features(self, batch: Any, stage: Any) -> Any:
-            if batch.id == ["spk/utt-1"]:
-                raise KeyboardInterrupt
-            return super().compute_features(batch, stage)
-
-    with pytest.raises(KeyboardInterrupt):
-        make_brain(storage, Interrupted).cache_features(make_dataset(3), check=None)
-    assert "stopped: 1 of 3 utterances is in cache" in caplog.text
-    assert "the same call goes on from there" in caplog.text
-    assert not storage.cache("train").complete
-
-
-def test_106_a_broken_file_is_named_or_set_aside(
-    storage: FeatureStorage, caplog: pytest.LogCaptureFixture
-) -> None:
-    audio = Audio()
-    audio.missing = {"spk/utt-1"}
-    brain = make_brain(storage)
-    with pytest.raises(
-        ComputeError, match="features of 'spk/utt-1' failed with FileNotFoundError: no audio"
-    ):
-        brain.cache_features(make_dataset(3, audio))
-    cache = brain.cache_features(make_dataset(3, audio), on_error="skip")
-    assert (len(cache), cache.complete, failed(cache)) == (2, True, ["spk/utt-1"])
-    assert "1 utterance failed, see" in caplog.text
-    assert [line["id"] for line in failures(storage)] == ["spk/utt-1"]
-
-
-def test_107_when_all_fail_it_is_an_error_each_time(storage: FeatureStorage) -> None:
-    brain = make_brain(storage)
-    brain.bad = frozenset(make_dataset(3).data_ids)
-    for _ in range(2):
-        with pytest.raises(ComputeError) as caught:
-            brain.cache_features(make_dataset(3), on_error="skip")
-        says("all 3 utterances failed, see", "work-failures.jsonl", "'spk/utt-0' with ValueError")(
-            caught.value
-        )
-
-
-def test_109_a_batch_too_large_for_the_memory_is_taken_one_by_one(storage: FeatureStorage) -> None:
+def test_a_batch_too_large_for_the_memory_is_taken_one_by_one(storage: FeatureStorage) -> None:
     class SmallMemory(Recipe):
         def compute_features(self, batch: Any, stage: Any) -> Any:
             if len(batch.id) > 1:
@@ -550,7 +464,7 @@ def test_109_a_batch_too_large_for_the_memory_is_taken_one_by_one(storage: Featu
     assert_holds(cache, expected(brain, make_dataset(4)))
 
 
-def test_77_another_writer_is_named(storage: FeatureStorage) -> None:
+def test_another_writer_is_named(storage: FeatureStorage) -> None:
     brain = make_brain(storage)
     with (
         storage.writer("train"),
@@ -559,7 +473,7 @@ def test_77_another_writer_is_named(storage: FeatureStorage) -> None:
         brain.cache_features(make_dataset(2))
 
 
-def test_87_a_cache_that_has_lost_a_file_is_not_taken_for_complete(storage: FeatureStorage) -> None:
+def test_a_cache_that_has_lost_a_file_is_not_taken_for_complete(storage: FeatureStorage) -> None:
     brain = make_brain(storage)
     brain.cache_features(make_dataset(2))
     container = next(
@@ -591,7 +505,7 @@ def read_only(storage: FeatureStorage) -> Iterator[FeatureStorage]:
         subprocess.run(["umount", "--lazy", where], check=True)
 
 
-def test_54_57_a_read_only_cache_is_used_and_says_what_it_lacks(read_only: FeatureStorage) -> None:
+def test_a_read_only_cache_is_used_and_says_what_it_lacks(read_only: FeatureStorage) -> None:
     brain = make_brain(read_only)
     assert len(brain.cache_features(make_dataset(4))) == 4
     view = brain.cache_features(make_dataset(3))
@@ -616,7 +530,7 @@ def numbers_only(provider: Provider, path: Path, **settings: Any) -> Any:
     )
 
 
-def test_104_extract_refuses_another_data_set_but_knows_no_splits(tmp_path: Path) -> None:
+def test_extract_refuses_another_data_set_but_knows_no_splits(tmp_path: Path) -> None:
     class Others(Provider):
         def build_env_local(self) -> dict[str, object]:
             env = super().build_env_local()
@@ -638,7 +552,7 @@ def test_104_extract_refuses_another_data_set_but_knows_no_splits(tmp_path: Path
     assert (len(view), len(featcache.open(view.path))) == (4, 8)
 
 
-def test_106_extract_leaves_out_what_failed_and_tries_it_again_when_asked(
+def test_extract_leaves_out_what_failed_and_tries_it_again_when_asked(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing = Provider(tmp_path, 6, fails=[2])

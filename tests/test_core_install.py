@@ -48,11 +48,11 @@ def run_without(libraries: str, program: str) -> str:
         "import inspect; inspect.signature(featcache.workers.get_client)",
     ],
 )
-def test_04_a_look_at_the_package_does_not_fail(look: str) -> None:
+def test_a_look_at_the_package_does_not_fail(look: str) -> None:
     run_without(EXTRAS, look)
 
 
-def test_04_a_missing_library_is_an_error_of_use_and_says_what_to_install() -> None:
+def test_a_missing_library_is_an_error_of_use_and_says_what_to_install() -> None:
     program = """
 try:
     featcache.workers.get_client({"env": "local"})
@@ -67,7 +67,7 @@ print(featcache.workers.get_client.__name__, featcache.workers.get_client.__doc_
 
 
 @pytest.mark.parametrize("library", ["pytest", "hypothesis"])
-def test_05_the_tests_for_backends_say_what_they_need(library: str) -> None:
+def test_the_tests_for_backends_say_what_they_need(library: str) -> None:
     program = """
 try:
     import featcache.testing
@@ -79,7 +79,7 @@ except MissingDependencyError as error:
     assert "pip install 'featcache[testing]'" in said
 
 
-def test_05_what_other_toolkits_need_is_said_by_name() -> None:
+def test_what_other_toolkits_need_is_said_by_name() -> None:
     program = """
 for name in ("speechbrain", "huggingface"):
     try:
@@ -101,7 +101,7 @@ for name in ("speechbrain", "huggingface"):
         ('backend="lilcom"', "lilcom", "lilcom"),
     ],
 )
-def test_03_a_format_without_its_library_says_what_to_install(
+def test_a_format_without_its_library_says_what_to_install(
     tmp_path: Path, declared: str, library: str, extra: str
 ) -> None:
     program = f"""
