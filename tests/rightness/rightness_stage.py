@@ -25,7 +25,8 @@ HERE = Path(__file__).parent
 SCRIPTS = {"brain": "train.py", "plain": "extract.py"}
 SPREAD = 1e-4  # a difference of so much of a feature's standard deviation matters
 TOKENS = 0.01  # so many changed tokens do
-NEVER = "refused at once"  # on a way that caches no such features: random ones, which it names
+NEVER = "refused at once"  # on a further way: random features, or a Brain that no pickle takes
+_AT_ONCE = ("FeatureError", "ConfigError")
 Features = dict[tuple[str, str], NDArray[Any]]
 Answer = dict[str, Any]  # of a run
 
@@ -158,7 +159,7 @@ class Stage:
             apply(change.setup, self._folder, call)
             found: dict[str, Features | None] = {}
             for way, answer in self._run(change.recipe, call, ways).items():
-                if answer["error"] not in (None, *(["FeatureError"] if found else [])):
+                if answer["error"] not in (None, *(_AT_ONCE if found else ())):
                     raise RuntimeError(f"{change.recipe} {change.setup}, {way}: {answer}")
                 found[way] = self._features(way) if answer["error"] is None else None
             shutil.rmtree(base)
