@@ -14,6 +14,7 @@ import torch
 from hyperpyyaml import load_hyperpyyaml
 from refusals import check_refused, refusals
 
+import featcache
 from featcache import CacheWriter, FeatureStorage, GlobalMVN
 from featcache import FeatureStorageConfig as Feature
 from featcache.errors import FeatureError, KeyNotFoundError
@@ -189,6 +190,7 @@ def test_one_frame_after_others_is_one_frame(tmp_path: Path) -> None:
     with CacheWriter(tmp_path, [Feature("f")]) as writer:
         for number, frames in enumerate((2, 1, 1)):
             writer.write(str(number), {"f": np.zeros((frames, 7, 8), np.float32)})
+    assert featcache.open(tmp_path).lengths("f").tolist() == [2, 1, 1]
 
 
 def test_the_docstring_tells_how_to_declare_an_embedding() -> None:

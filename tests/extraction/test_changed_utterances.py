@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -141,28 +141,13 @@ def test_a_recording_of_the_same_samples_is_looked_at_once(
         cached(brain, recordings)
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system that can be made one that nobody can write to."""
-    where = tmp_path / "disk"
-    where.mkdir()
-    try:
-        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", where], capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("mounting a file system needs root")
-    try:
-        yield where
-    finally:
-        subprocess.run(["umount", "--lazy", where], check=True)
-
-
 def test_in_a_cache_that_nobody_can_write_to_what_looks_changed_is_loaded_by_each_call(
-    disk: Path, recordings: Recordings
+    small_disk: Path, recordings: Recordings
 ) -> None:
-    brain = recorder(disk / "features")
+    brain = recorder(small_disk / "features")
     cached(brain, recordings)
     recordings.loaded()
-    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     touched(recordings)
     cached(brain, recordings)
     assert recordings.loaded() == ["utt-1"]

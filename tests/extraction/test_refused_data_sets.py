@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -488,21 +488,12 @@ def test_a_cache_that_has_lost_a_file_is_not_taken_for_complete(storage: Feature
 
 
 @pytest.fixture
-def read_only(storage: FeatureStorage) -> Iterator[FeatureStorage]:
+def read_only(storage: FeatureStorage, small_disk: Path) -> FeatureStorage:
     """A storage with a cache of four utterances, which nobody can write to."""
     make_brain(storage).cache_features(make_dataset(4))
-    where = storage.root.with_name("read-only")
-    where.mkdir()
-    try:
-        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", where], capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("mounting a file system needs root")
-    try:
-        shutil.copytree(storage.root, where, dirs_exist_ok=True)
-        subprocess.run(["mount", "-o", "remount,ro", where], check=True)
-        yield FeatureStorage(where, storage.features)
-    finally:
-        subprocess.run(["umount", "--lazy", where], check=True)
+    shutil.copytree(storage.root, small_disk, dirs_exist_ok=True)
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    return FeatureStorage(small_disk, storage.features)
 
 
 def test_a_read_only_cache_is_used_and_says_what_it_lacks(read_only: FeatureStorage) -> None:

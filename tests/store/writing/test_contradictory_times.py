@@ -61,6 +61,8 @@ def test_padding_and_empty_arrays_contradict_nothing(
 def test_features_without_times_are_not_compared(tmp_path: Path) -> None:
     with CacheWriter(tmp_path, features(None)) as writer:
         writer.write("u", arrays(100, 50))
+    cache = featcache.open(tmp_path)
+    assert [cache.lengths(name).tolist() for name in cache.features] == [[100], [50]]
 
 
 def added_later(path: Path) -> featcache.Cache:
