@@ -27,7 +27,7 @@ def _nothing() -> None:
     """Forget nothing."""
 
 
-def _same(dataset: Any) -> Any:
+def _same(dataset: object) -> object:
     return dataset
 
 
@@ -67,7 +67,7 @@ class Job:
 
     source: Any
     ids: Sequence[str] | None
-    compute: Callable[[Any], Any]
+    compute: Callable[[object], object]
     loader_kwargs: Mapping[str, Any]
     fingerprint: Mapping[str, object]
     witnesses: Callable[[], Mapping[str, object]]
@@ -76,7 +76,7 @@ class Job:
     lengths: Sequence[float] | None = None
     device: Callable[[], torch.device | str | None] = lambda: None
     precision: str = "fp32"
-    copied: Callable[[Any], Any] = _same
+    copied: Callable[[object], object] = _same
     forget: Callable[[], object] = _nothing
 
     @property

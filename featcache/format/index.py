@@ -13,7 +13,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -332,7 +332,7 @@ def is_sound(index: Index) -> bool:
     return sound
 
 
-def are_below(numbers: NDArray[np.signedinteger[Any]], count: int) -> bool:
+def are_below(numbers: NDArray[np.signedinteger], count: int) -> bool:
     """Whether all numbers are of `count` things, which are counted from 0."""
     return bool(numbers.min(initial=0) >= 0 and numbers.max(initial=-1) < count)
 

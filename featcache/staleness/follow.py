@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType, MemberDescriptorType, ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -242,7 +242,7 @@ class FunctionReading:
     def _holder(self, name: str) -> Place:
         return self._cells.get(name, id(self._found.function.__globals__)), name
 
-    def _mention(self, steps: Any) -> None:
+    def _mention(self, steps: Iterable[Step]) -> None:
         for step in steps:
             if isinstance(step.name, str):
                 (self._to.text if step.item else self._to.free).add(step.name)

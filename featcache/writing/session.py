@@ -214,7 +214,7 @@ class WriteSession:
             self._forget()
 
 
-def start(held: HeldCache, content: Mapping[str, Any], overwrite: bool) -> None:
+def start(held: HeldCache, content: Mapping[str, object], overwrite: bool) -> None:
     """Make the manifest on disk name the build that all writers add parts to, from `content`.
 
     What the last writer left superseded goes.
