@@ -74,8 +74,8 @@ class FeatureCacheMixin:
 
     def cache_features(
         self,
-        dataset: Any,
-        stage: Any = None,
+        dataset: object,
+        stage: object = None,
         *,
         split: str | None = None,
         storage: FeatureStorage | None = None,
@@ -233,8 +233,8 @@ class FeatureCacheMixin:
 
     def make_dataloader(
         self,
-        dataset: Any,
-        stage: Any,
+        dataset: object,
+        stage: object,
         ckpt_prefix: str | None = "dataloader-",
         **loader_kwargs: object,
     ) -> Any:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,22 +121,22 @@ def _unknown(name: object, backend: str, codec: str, known: list[str]) -> Unknow
     return UnknownNameError(f"{owner} has no option {name!r}; {hint}")
 
 
-def _fields_of_codec(codec: str) -> dict[str, dataclasses.Field[Any]]:
+def _fields_of_codec(codec: str) -> dict[str, dataclasses.Field[object]]:
     return {} if codec == RAW else _fields(get_codec(codec))
 
 
-def _fields(owner: type) -> dict[str, dataclasses.Field[Any]]:
+def _fields(owner: type) -> dict[str, dataclasses.Field[object]]:
     """Options are the fields of a frozen dataclass."""
     return {field.name: field for field in dataclasses.fields(owner) if field.init}
 
 
-def _default(field: dataclasses.Field[Any]) -> object:
+def _default(field: dataclasses.Field[object]) -> object:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
 
 
-def _whole(field: dataclasses.Field[Any], value: object) -> object:
+def _whole(field: dataclasses.Field[object], value: object) -> object:
     declared_int = field.type in (int, "int")
     return int(value) if declared_int and isinstance(value, float) and value.is_integer() else value
 
@@ -440,7 +440,7 @@ class FeatureStorageConfig:
             return None
         return backend.blocks(self.spec(dims))
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> DeclaredFeature:
         """Return the declaration as JSON-able values.
 
         The options of the codec stand apart from those of the backend: who reads must know them.
@@ -451,7 +451,8 @@ class FeatureStorageConfig:
         content |= {"options": of_backend, "codec_options": of_codec}
         content["dims"] = None if self.dims is None else list(self.dims)
         unsaid = {key for key in ("dims", "frame_s", "offset_s") if content[key] is None}
-        return {key: value for key, value in content.items() if key not in unsaid}
+        said = {key: value for key, value in content.items() if key not in unsaid}
+        return cast(DeclaredFeature, said)
 
     @classmethod
     def from_json(cls, content: Mapping[str, object]) -> FeatureStorageConfig:
@@ -496,6 +497,25 @@ class FeatureStorageConfig:
 
 
 # of a declaration as JSON
+
+
+class DeclaredFeature(TypedDict):
+    """A declaration as `FeatureStorageConfig.to_json` gives it, and manifests have it."""
+
+    name: str
+    dtype: str
+    time_axis: int | None
+    backend: str
+    options: Options
+    codec: str
+    codec_options: Options
+    stats: bool
+    nonfinite: str
+    dims: NotRequired[list[int]]
+    frame_s: NotRequired[float]
+    offset_s: NotRequired[float]
+
+
 KEYS = frozenset(
     {field.name for field in dataclasses.fields(FeatureStorageConfig)} | {"codec_options"}
 )

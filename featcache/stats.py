@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import CorruptCacheError, FeatureError
+from featcache.interface import Array
 
 # Blocks small enough to stay in the processor's cache, so that a long array never needs a float64
 # copy of itself, and of few enough rows that plain summation over them rounds no worse than 4,096 *
@@ -101,12 +102,12 @@ class FeatureStats:
         return reduce(cls.merge, (cls._of_blocks(each) for each in _pieces(array, _BLOCKS)))
 
     @classmethod
-    def _of_blocks(cls, array: NDArray[Any]) -> FeatureStats:
+    def _of_blocks(cls, array: Array) -> FeatureStats:
         stats = cls._of_sums(array) if array.size > _SMALL_VALUES else None
         return stats or reduce(cls.merge, map(cls._of_block, _pieces(array, 1)))
 
     @classmethod
-    def _of_sums(cls, array: NDArray[Any]) -> FeatureStats | None:
+    def _of_sums(cls, array: Array) -> FeatureStats | None:
         """Take them in one pass; None where a mean is too far from zero for that."""
         sums = squares = _ZERO
         with _nan_and_infinity_allowed():
@@ -123,7 +124,7 @@ class FeatureStats:
         return cls._made(len(array), mean.reshape(array.shape[1:]), m2.reshape(array.shape[1:]))
 
     @classmethod
-    def _of_block(cls, block: NDArray[Any]) -> FeatureStats:
+    def _of_block(cls, block: Array) -> FeatureStats:
         with _nan_and_infinity_allowed():
             values = _as_float64(block)
             mean = _summed(values) / len(block)
@@ -265,7 +266,7 @@ def _unpacked(data: bytes) -> tuple[int, NDArray[np.float64], NDArray[np.float64
     return operator.index(count[()]), mean, m2
 
 
-def _as_float64(block: NDArray[Any]) -> NDArray[np.float64]:
+def _as_float64(block: Array) -> NDArray[np.float64]:
     """Return a block as rows of float64, in memory that the next block of this thread takes."""
     if block.size > _BLOCK_VALUES:  # a single frame
         return block.astype(np.float64, order="C").reshape(len(block), -1)
@@ -277,7 +278,7 @@ def _as_float64(block: NDArray[Any]) -> NDArray[np.float64]:
     return values.reshape(len(block), -1)
 
 
-def _pieces(array: NDArray[Any], blocks: int) -> Iterator[NDArray[Any]]:
+def _pieces(array: Array, blocks: int) -> Iterator[Array]:
     """Cut an array into pieces of so many blocks."""
     width = max(array.size // max(len(array), 1), 1)
     rows = max(min(_BLOCK_VALUES // width, _BLOCK_ROWS), 1) * blocks

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from featcache._checks import directory, named_settings
 from featcache.declaration import Features, FeatureStorageConfig, by_name
@@ -23,6 +23,9 @@ from featcache.reading.opening import Expectation, check_complete
 from featcache.reading.reader import FeatureReader
 from featcache.store import Cache, open_features
 from featcache.writing.cache_writer import CacheWriter
+
+if TYPE_CHECKING:
+    from speechbrain.dataio.dataset import DynamicItemDataset
 
 MISSING = ("raise", "skip")
 _log = logging.getLogger("featcache")
@@ -224,7 +227,9 @@ def declared_cache(
     return cache
 
 
-def _keep_stored(dataset: Any, cache: Cache, features: Sequence[str], *, skip: bool) -> None:
+def _keep_stored(
+    dataset: DynamicItemDataset, cache: Cache, features: Sequence[str], *, skip: bool
+) -> None:
     """Compare the ids of a data set with a cache; take out those that it lacks, or raise."""
     ids: Sequence[str] | None = getattr(dataset, "data_ids", None)
     if ids is None or not features:

@@ -435,7 +435,7 @@ def foreign_source(source: FeatureTable | CachePath) -> Path | None:
 
 @contextmanager
 def as_cache(
-    source: Path, beside: Path, settings: Mapping[str, Any], *, copies: bool = True
+    source: Path, beside: Path, settings: Mapping[str, object], *, copies: bool = True
 ) -> Iterator[Cache]:
     """Adopt a source in the directory `beside`; or copy its arrays, if only its library reads them.
 

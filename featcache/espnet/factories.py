@@ -457,7 +457,7 @@ def _made(value: object, shard: int | None) -> object:
     return value
 
 
-def _called(declared: Mapping[str, object], arguments: dict[str, Any]) -> Any:
+def _called(declared: Mapping[str, object], arguments: dict[str, object]) -> Any:
     target = str(declared.get("_target_"))
     module, _, name = target.rpartition(".")
     try:

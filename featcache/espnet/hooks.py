@@ -63,7 +63,9 @@ def _checked_ids(given: Iterable[str], size: int) -> list[str]:
     return ids
 
 
-def computed(model: Any, batch: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+def computed(
+    model: Any, batch: Mapping[str, Any], kwargs: Mapping[str, Any]
+) -> Mapping[str, object]:
     """Return what the model makes of a batch, by key."""
     if not callable(getattr(model, "collect_feats", None)):
         raise ConfigError(
@@ -80,7 +82,7 @@ def computed(model: Any, batch: Mapping[str, Any], kwargs: Mapping[str, Any]) ->
     return feats
 
 
-def unpadded(ids: list[str], feats: Mapping[str, Any]) -> ArraysByKey:
+def unpadded(ids: list[str], feats: Mapping[str, object]) -> ArraysByKey:
     """Return the arrays of all keys and ids, (frames, *dims) each, without their padding."""
     arrays = {key: dict(_arrays(ids, feats, key)) for key in feats if not key.endswith(LENGTHS)}
     if not arrays:
@@ -92,7 +94,7 @@ def unpadded(ids: list[str], feats: Mapping[str, Any]) -> ArraysByKey:
 
 
 def lengths_of_inputs(
-    ids: list[str], batch: Mapping[str, Any], feats: Mapping[str, Any]
+    ids: list[str], batch: Mapping[str, Any], feats: Mapping[str, object]
 ) -> ShapesByKey:
     """Return the shapes `(length,)` of those inputs that are integers and have lengths.
 
@@ -118,7 +120,7 @@ def stats_of(key: str, arrays: Mapping[str, Array]) -> FeatureStats:
     return reduce(FeatureStats.merge, of_each.values())
 
 
-def _arrays(ids: list[str], feats: Mapping[str, Any], key: str) -> Iterator[tuple[str, Array]]:
+def _arrays(ids: list[str], feats: Mapping[str, object], key: str) -> Iterator[tuple[str, Array]]:
     """Iterate over the ids and arrays of a key."""
     value, lengths = _as_array(feats[key]), feats.get(f"{key}{LENGTHS}")
     if value.ndim == 0 or len(value) != len(ids):
@@ -145,7 +147,7 @@ def _arrays(ids: list[str], feats: Mapping[str, Any], key: str) -> Iterator[tupl
         yield id, array[:end]
 
 
-def _as_array(value: Any) -> Array:
+def _as_array(value: object) -> Array:
     if isinstance(value, torch.Tensor):
         tensor = value.detach().cpu()
         value = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()

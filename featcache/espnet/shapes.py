@@ -408,7 +408,7 @@ def shapes_of(lengths: LengthsLike) -> tuple[list[Shapes], FeatureTable | None]:
     return shapes, None
 
 
-def _table_of(source: Any) -> tuple[Any, FeatureTable | None]:
+def _table_of(source: object) -> tuple[Any, FeatureTable | None]:
     """Return a data set over a table, and the table; of torch's `Subset` its rows; None of none."""
     if isinstance(source, str | PathLike):
         source = FeatureTable.of(source)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 # Split, stage, storage and settings of a run, as a `Brain` or the like tells them.
 
 
-def split_and_stage(extractor: object, split: str | None, stage: Any) -> tuple[str, Any]:
+def split_and_stage(extractor: object, split: str | None, stage: object) -> tuple[str, Any]:
     """Return the split and the stage; what is not given follows from the other."""
     if split is None:
         split = "train" if stage is None else name_of(stage).lower()
@@ -124,7 +124,7 @@ _FOR_TRAINING = (
 )
 
 
-def ids_for_workers(dataset: Any, ranks: int) -> Sequence[str]:
+def ids_for_workers(dataset: object, ranks: int) -> Sequence[str]:
     """Return the ids of a dataset; raises `ConfigError` for what workers cannot share."""
     if ranks > 1:
         raise ConfigError(
@@ -140,7 +140,7 @@ def ids_for_workers(dataset: Any, ranks: int) -> Sequence[str]:
     return cast(Sequence[str], env["ids"])
 
 
-def _copied(dataset: Any) -> Any:
+def _copied(dataset: object) -> object:
     """Return a copy as workers get one: files that it opens are not those of what is sent later."""
     try:
         return unpack(pack({"dataset": dataset}))["dataset"]
@@ -255,7 +255,9 @@ def _tell_device(extractor: Any, device: str) -> None:
 # Loaders of a `Brain`: its own method makes them, but of a `FeatureLoader`, which is one.
 
 
-def taking_loaders(make: Callable[..., Any], of_loader: Callable[..., Any]) -> Callable[..., Any]:
+def taking_loaders(
+    make: Callable[..., object], of_loader: Callable[..., object]
+) -> Callable[..., Any]:
     """Return a method `make_dataloader`: `of_loader` for a `FeatureLoader`, else `make`."""
 
     @functools.wraps(make)
@@ -272,7 +274,7 @@ def taking_loaders(make: Callable[..., Any], of_loader: Callable[..., Any]) -> C
 @contextlib.contextmanager
 def job_of(
     extractor: Any,
-    dataset: Any,
+    dataset: object,
     stage: object,
     loader_kwargs: Mapping[str, object],
     fingerprint: Mapping[str, object],

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,7 +122,7 @@ class ChangedInputs:
 
     def __init__(self, job: Job, *, refuses: bool) -> None:
         dataset = dataset_of(job.source)
-        self._dataset = dataset if is_map_style(dataset) else None
+        self._dataset: Any = dataset if is_map_style(dataset) else None
         self._entries = Entries(self._dataset)
         self._job, self._refuses = job, refuses
 

@@ -19,13 +19,15 @@ from featcache.extraction.while_filling import WhileFilling
 from featcache.format.files import as_id
 from featcache.format.index import UNKNOWN, Stamps
 from featcache.loading.memory import to_device
+from featcache.writing.arrays import ArrayLike
+from featcache.writing.arrays import Lengths as Lengths
 from featcache.writing.part_writer import PartWriter
 
 # Padding left in what `compute_features` returns: noticed by the lengths in its batch.
 
 
 def uncut(
-    data: object, utterances: Sequence[tuple[str, Mapping[str, Any]]], features: Iterable[str]
+    data: object, utterances: Sequence[tuple[str, Mapping[str, object]]], features: Iterable[str]
 ) -> str | None:
     """Return a warning if the utterances of a batch have equal frames though they differ in length.
 
@@ -67,7 +69,7 @@ def _is_here(lengths: object) -> bool:
 
 # Computing and writing of some utterances, batch by batch, whichever process does it.
 
-Utterances = list[tuple[str, dict[str, Any]]]  # ids, and their arrays by feature
+Utterances = list[tuple[str, dict[str, ArrayLike]]]  # ids, and their arrays by feature
 
 
 @dataclass
@@ -89,7 +91,7 @@ class Computation:
         filling: compares what they are made with, before and after each batch.
     """
 
-    compute: Callable[[Any], Any]
+    compute: Callable[[object], object]
     batches: DatasetBatches | None
     writer: PartWriter
     skip_failures: bool
@@ -170,7 +172,7 @@ class Computation:
             text = f"computing the features of {which} failed with {describe(error)}"
             raise ComputeError(text) from error
 
-    def _write(self, id: str, arrays: Mapping[str, Any], stamps: Stamps) -> None:
+    def _write(self, id: str, arrays: Mapping[str, ArrayLike], stamps: Stamps) -> None:
         if not self._was_known(id):
             try:
                 self.writer.write(id, arrays, stamps=stamps)
@@ -210,7 +212,7 @@ def features_of(extractor: Any, stage: Any, data: Any) -> Any:
         return list(utterances) if isinstance(utterances, Iterator) else utterances
 
 
-def checked_result(result: Any, ids: list[str] | None) -> Utterances:
+def checked_result(result: object, ids: list[str] | None) -> Utterances:
     """Return (id, arrays) of what `compute_features` returned.
 
     Raises `FeatureError` unless it fits the batch.

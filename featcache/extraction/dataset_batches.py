@@ -15,7 +15,7 @@ import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
 from featcache.errors import ConfigError, nearest
-from featcache.extraction.datasets import ids_of_batch, is_map_style
+from featcache.extraction.datasets import DataSet, ids_of_batch, is_map_style
 from featcache.extraction.random_state import SeededItems
 from featcache.extraction.stamping import (
     BatchStamps,
@@ -71,7 +71,7 @@ def worker_failed(error: Exception) -> bool:
     )
 
 
-def end_workers(loaded: Iterator[Any]) -> None:
+def end_workers(loaded: Iterator[object]) -> None:
     """End the processes of a DataLoader's iterator now, as it does itself when it is let go.
 
     Let go in a cycle, by the garbage collector, it closes descriptors twice: its queues have closed
@@ -96,13 +96,14 @@ class DatasetBatches:
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: DataSet,
         indices: Ints | Sequence[int],
-        loader_kwargs: Mapping[str, Any],
+        loader_kwargs: Mapping[str, object],
         ids: Sequence[str] | None,
         loading: Loading = AS_THEY_ARE,
     ) -> None:
-        self._dataset, self._ids = dataset, ids
+        self._dataset: DataSet = dataset
+        self._ids = ids
         self._stamps = None if loading.mentioned is None else BatchStamps(dataset, ids)
         if loading.seed is not None and ids is not None:
             self._dataset = SeededItems(dataset, ids, loading.seed)
@@ -137,7 +138,7 @@ class DatasetBatches:
         finally:
             end_workers(loaded)
 
-    def collated(self, items: Sequence[Any]) -> Any:
+    def collated(self, items: list[Any]) -> object:
         """Return the batch of these items."""
         return self._loader.collate_fn(items if self._batched else items[0])
 
@@ -153,7 +154,7 @@ class DatasetBatches:
             yield self._batch(_SINGLE, [index], data, error)
 
     def _batch(
-        self, number: int, indices: Sequence[int], data: Any, error: Exception | None
+        self, number: int, indices: Sequence[int], data: object, error: Exception | None
     ) -> LoadedBatch:
         stamps = {} if self._stamps is None else self._stamps.end(number, indices, data)
         data, shown = unstamped(data), self._ids
@@ -203,7 +204,9 @@ def wanted_batches(
 
 
 def batches_of_stream(
-    source: Any, loader_kwargs: Mapping[str, Any], mentioned: frozenset[str] | None = None
+    source: Iterable[object],
+    loader_kwargs: Mapping[str, object],
+    mentioned: frozenset[str] | None = None,
 ) -> Generator[LoadedBatch, None, None]:
     """Iterate over the batches of a loader as it is, or of an iterable dataset.
 
@@ -223,13 +226,13 @@ def batches_of_stream(
             end_workers(loaded)
 
 
-def _options(loader_kwargs: Mapping[str, Any], less: Iterable[str] = ()) -> dict[str, Any]:
+def _options(loader_kwargs: Mapping[str, object], less: Iterable[str] = ()) -> dict[str, Any]:
     """Return the arguments that count in an extraction."""
     left_out = _NOT_FOR_CACHING.union(less)
     return {key: value for key, value in loader_kwargs.items() if key not in left_out}
 
 
-def _make_loader(dataset: Any, options: Mapping[str, Any]) -> Any:
+def _make_loader(dataset: Any, options: Mapping[str, Any]) -> DataLoader[object]:
     """Make a DataLoader, with SpeechBrain's defaults where it is in use, but no checkpoints."""
     if "speechbrain" in sys.modules:
         from speechbrain.dataio.batch import PaddedBatch
@@ -238,11 +241,11 @@ def _make_loader(dataset: Any, options: Mapping[str, Any]) -> Any:
 
         if isinstance(getattr(dataset, "seeded", None), DynamicItemDataset):
             options = {"collate_fn": PaddedBatch, **options}  # its default for these
-        return make_dataloader(dataset, **options)
+        return cast("DataLoader[object]", make_dataloader(dataset, **options))
     return DataLoader(dataset, **options)
 
 
-def learnt_ids(source: Any, loader_kwargs: Mapping[str, Any]) -> list[str] | None:
+def learnt_ids(source: Any, loader_kwargs: Mapping[str, object]) -> list[str] | None:
     """Return the ids of a data set or loader that does not show them, by loading all of it once.
 
     None if its batches do not show them either, or some of it cannot be loaded.
@@ -261,7 +264,7 @@ def learnt_ids(source: Any, loader_kwargs: Mapping[str, Any]) -> list[str] | Non
     return found
 
 
-def check_loader_kwargs(loader_kwargs: Mapping[str, Any]) -> None:
+def check_loader_kwargs(loader_kwargs: Mapping[str, object]) -> None:
     """Raise `ConfigError` for what is no argument of a DataLoader, before the run has begun."""
     known = _NOT_FOR_CACHING.union(inspect.signature(DataLoader).parameters) - {"dataset"}
     for key in loader_kwargs:

@@ -6,11 +6,11 @@ import contextlib
 import copy
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,10 @@ from featcache.format.files import as_id, check_id
 from featcache.format.index import hash_of
 from featcache.format.part import committed
 from featcache.interface import Ints
+
+if TYPE_CHECKING:
+    from speechbrain.dataio.dataset import DynamicItemDataset
+    from speechbrain.utils.data_pipeline import DataPipeline, DynamicItem
 
 # `IdNumbers`: the numbers of a dataset's utterances by their ids, in 16 bytes an utterance.
 
@@ -95,6 +99,16 @@ def _hash(id: str) -> int:
 # Data sets and loaders as an extraction sees them: size, ids and lengths, no item loaded.
 
 
+class DataSet(Protocol):
+    """A data set whose utterances can be picked by number, from 0 on."""
+
+    def __len__(self) -> int:
+        """Return the number of utterances."""
+
+    def __getitem__(self, index: int, /) -> object:
+        """Return the item of an utterance."""
+
+
 def check_source(source: object) -> None:
     """Raise `ConfigError` for what is no data set and no loader, or holds nothing."""
     kind = type(source).__name__
@@ -118,12 +132,12 @@ def check_source(source: object) -> None:
         )
 
 
-def is_map_style(source: object) -> bool:
+def is_map_style(source: object) -> TypeGuard[DataSet]:
     """Whether something is a data set whose utterances can be picked by number."""
     return hasattr(source, "__getitem__") and not isinstance(source, IterableDataset)
 
 
-def dataset_of(source: Any) -> Any:
+def dataset_of(source: object) -> object:
     """Return the data set of a loader; a data set is its own, whatever it is made of.
 
     >>> class Part:
@@ -140,11 +154,11 @@ def dataset_of(source: Any) -> Any:
 
 def size_of(source: object) -> int | None:
     """Return the number of utterances of a data set, or of a loader's; None if it does not tell."""
-    dataset: Any = dataset_of(source)
+    dataset = dataset_of(source)
     return len(dataset) if is_map_style(dataset) else None
 
 
-def visible_ids(source: Any) -> Sequence[str] | None:
+def visible_ids(source: object) -> Sequence[str] | None:
     """Return the ids that a data set, or that of a loader, shows: its `data_ids` or `ids`."""
     dataset = dataset_of(source)
     if isinstance(dataset, Subset):
@@ -155,12 +169,14 @@ def visible_ids(source: Any) -> Sequence[str] | None:
         return None if None in parts else [id for part in parts for id in part or ()]
     for name in ("data_ids", "ids"):
         ids: Any = getattr(dataset, name, None)
-        if hasattr(ids, "__getitem__") and hasattr(dataset, "__len__") and len(ids) == len(dataset):
+        if not hasattr(ids, "__getitem__") or not isinstance(dataset, Sized):
+            continue
+        if len(ids) == len(dataset):
             return as_ids(ids)
     return None
 
 
-def visible_lengths(source: Any) -> Sequence[float] | None:
+def visible_lengths(source: object) -> Sequence[float] | None:
     """Return how long utterances are, if the data set shows it; in any unit: only the order counts.
 
     Either by `lengths`, or as "duration", "length" or "num_samples" in the `data` of a
@@ -171,7 +187,7 @@ def visible_lengths(source: Any) -> Sequence[float] | None:
         return None if inner is None else [inner[index] for index in source.indices]
     lengths: Any = getattr(source, "lengths", None)
     shown = hasattr(lengths, "__getitem__") and hasattr(lengths, "__len__")
-    if shown and len(lengths) == len(source):
+    if shown and isinstance(source, Sized) and len(lengths) == len(source):
         return cast(Sequence[float], lengths)
     data, ids = getattr(source, "data", None), getattr(source, "data_ids", None)
     if isinstance(data, Mapping) and isinstance(ids, list):
@@ -182,7 +198,7 @@ def visible_lengths(source: Any) -> Sequence[float] | None:
     return None
 
 
-def ids_of_batch(data: Any) -> list[str] | None:
+def ids_of_batch(data: object) -> list[str] | None:
     """Return the ids that a batch, an object or a mapping, shows as "id"; None if it does not."""
     ids: Any = as_id(data.get("id") if isinstance(data, Mapping) else getattr(data, "id", None))
     if isinstance(ids, str):
@@ -193,10 +209,10 @@ def ids_of_batch(data: Any) -> list[str] | None:
     return None if found is None else list(found)
 
 
-def as_ids(ids: Iterable[Any]) -> Sequence[str] | None:
+def as_ids(ids: Iterable[object]) -> Sequence[str] | None:
     """Return ids as strings; None if some of them can be none."""
     if isinstance(ids, Sequence) and all(isinstance(id, str) for id in ids):
-        return ids
+        return cast(Sequence[str], ids)
     found = [as_id(id) for id in ids]
     return cast(Sequence[str], found) if all(isinstance(id, str) for id in found) else None
 
@@ -238,11 +254,13 @@ class DynamicItems:
     Raises `ConfigError` for another data set, and for a key that it does not have.
     """
 
-    def __init__(self, dataset: Any, keys: Iterable[str] | Mapping[str, str] | None = None) -> None:
-        pipeline: Any = getattr(dataset, "pipeline", None)
+    def __init__(
+        self, dataset: object, keys: Iterable[str] | Mapping[str, str] | None = None
+    ) -> None:
         if not is_dynamic(dataset):
             kind = type(dataset).__name__
             raise ConfigError(f"a DynamicItemDataset of SpeechBrain is needed, not {kind!r}")
+        pipeline = dataset.pipeline
         keys = pipeline.output_mapping if keys is None else keys
         keys = [keys] if isinstance(keys, str) else keys
         self.keys = dict(keys) if isinstance(keys, Mapping) else {key: key for key in keys}
@@ -255,11 +273,11 @@ class DynamicItems:
         self._pipelines = threading.local()
 
     @property
-    def functions(self) -> list[Callable[..., Any]]:
+    def functions(self) -> list[Callable[..., object]]:
         """The functions that compute the items, those of what they take included."""
         return [item.func for item in self._items]
 
-    def of(self, id: str, less: Iterable[str] = ()) -> dict[str, Any]:
+    def of(self, id: str, less: Iterable[str] = ()) -> dict[str, object]:
         """Return the items of an utterance, except those of the names `less`.
 
         Raises `KeyNotFoundError` for an id that the data set does not have.
@@ -272,10 +290,10 @@ class DynamicItems:
         made: Any = self._pipelines
         if getattr(made, "wanted", None) != wanted:
             made.wanted, made.pipeline = wanted, self._pipeline(wanted)
-        found: dict[str, Any] = made.pipeline.compute_outputs({**entry, "id": id})
+        found: dict[str, object] = made.pipeline.compute_outputs({**entry, "id": id})
         return found
 
-    def _pipeline(self, wanted: Iterable[str]) -> Any:
+    def _pipeline(self, wanted: Iterable[str]) -> DataPipeline:
         from speechbrain.utils.data_pipeline import DataPipeline
 
         names = {name: self.keys[name] for name in wanted}
@@ -289,14 +307,14 @@ class DynamicItems:
         self._pipelines = threading.local()
 
 
-def is_dynamic(dataset: object) -> bool:
+def is_dynamic(dataset: object) -> TypeGuard[DynamicItemDataset]:
     """Whether something is a `DynamicItemDataset`, or made like one."""
     return hasattr(getattr(dataset, "pipeline", None), "key_to_node") and isinstance(
         getattr(dataset, "data", None), Mapping
     )
 
 
-def _needed(pipeline: Any, keys: Iterable[str]) -> tuple[list[str], list[Any]]:
+def _needed(pipeline: DataPipeline, keys: Iterable[str]) -> tuple[list[str], list[DynamicItem]]:
     """Return the keys of entries and the dynamic items that some keys are made of.
 
     Raises `ConfigError` where an item takes what nothing provides.
@@ -313,7 +331,7 @@ def _needed(pipeline: Any, keys: Iterable[str]) -> tuple[list[str], list[Any]]:
     return static, items
 
 
-def _unused(item: Any) -> Any:
+def _unused(item: DynamicItem) -> DynamicItem:
     """Return a copy of a dynamic item, which has not begun to generate anything."""
     item = copy.copy(item)
     if hasattr(item, "current_generator"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -180,7 +180,7 @@ def _job_of(
     )
 
 
-def _computed(env: Environment, batch: Any) -> Any:
+def _computed(env: Environment, batch: object) -> object:
     return env["compute_features"](batch)
 
 

@@ -59,7 +59,7 @@ class Job:
 
     source: Any
     ids: Sequence[str] | None
-    compute: Callable[[Any], Any]
+    compute: Callable[[object], object]
     loader_kwargs: Mapping[str, Any]
     fingerprint: Mapping[str, object]
     witnesses: Callable[[], Mapping[str, object]]
@@ -68,7 +68,7 @@ class Job:
     lengths: Sequence[float] | None = None
     device: Callable[[], torch.device | str | None] = lambda: None
     precision: str = "fp32"
-    copied: Callable[[Any], Any] = lambda dataset: dataset
+    copied: Callable[[object], object] = lambda dataset: dataset
     forget: Callable[[], object] = lambda: None
 
     @property

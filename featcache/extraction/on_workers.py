@@ -24,7 +24,7 @@ from featcache.extraction.dataset_batches import (
     Loading,
     wanted_batches,
 )
-from featcache.extraction.datasets import IdNumbers, as_ids, named, visible_ids
+from featcache.extraction.datasets import DataSet, IdNumbers, as_ids, named, visible_ids
 from featcache.extraction.job import Build, Environment, OnWorkers
 from featcache.extraction.outcomes import Failure, Outcome, ProgressBar, TaskProgress, failure_of
 from featcache.extraction.process_part import ProcessPart
@@ -148,7 +148,7 @@ def make_batches(env: Environment, task: Batches, loading: Loading) -> DatasetBa
     return DatasetBatches(env["dataset"], task.items, options, env["ids"], loading)
 
 
-def loader_options(env: Environment) -> dict[str, Any]:
+def loader_options(env: Environment) -> dict[str, object]:
     """Return the loader arguments of an environment that count in an extraction.
 
     "batch_size" is among them where it is None: then items come one by one.
@@ -187,7 +187,7 @@ def checked_environment(env: Environment) -> Environment:
     return {**env, "ids": _checked_ids(env.get("ids"), dataset), "loader_kwargs": loader_kwargs}
 
 
-def _checked_ids(given: Any, dataset: Any) -> Sequence[str]:
+def _checked_ids(given: Any, dataset: DataSet) -> Sequence[str]:
     ids = visible_ids(dataset) if given is None else None
     if isinstance(given, str):
         raise ConfigError(f"'ids' are a list of strings, one for each utterance, not {given!r}")
@@ -312,7 +312,7 @@ class Driver:
         return False
 
 
-def _some_of(batches: Batches, wanted: Any) -> Batches:
+def _some_of(batches: Batches, wanted: NDArray[np.bool_]) -> Batches:
     """Return batches less some utterances, without the batches that become empty."""
     kept = np.append(0, np.cumsum(wanted))[batches.ends]
     return Batches(batches.items[wanted], np.unique(kept))

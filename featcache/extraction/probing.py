@@ -18,6 +18,7 @@ from featcache.errors import ComputeError, FeatureError, describe
 from featcache.extraction.computation import checked_result
 from featcache.extraction.dataset_batches import DatasetBatches, LoadedBatch, Loading, worker_failed
 from featcache.extraction.datasets import (
+    DataSet,
     IdNumbers,
     counted,
     dataset_of,
@@ -76,7 +77,7 @@ class ProbeSource:
         self.by_id = job.ids is not None and is_map_style(self._of_job)
         self.in_workers = job.in_workers
         self._options = self._one_at_a_time()
-        self._dataset: Any = None  # that items are loaded from
+        self._dataset: DataSet | None = None  # that items are loaded from
 
     @property
     def ids(self) -> Sequence[str]:
@@ -181,18 +182,18 @@ class ProbeSource:
             ((_, arrays),) = checked_result(self._job.compute(batch.data), [id])
         return self._probed(inputs, id, arrays)
 
-    def _probed(self, inputs: Mapping[str, str], id: str, arrays: Mapping[str, Any]) -> Probed:
+    def _probed(self, inputs: Mapping[str, str], id: str, arrays: Mapping[str, object]) -> Probed:
         for name in self._features:
             if name not in arrays:
                 raise FeatureError(f"utterance {id!r}: feature {name!r} is missing")
         return Probed(inputs, {name: as_rows(arrays[name]) for name in self._features})
 
-    def _items(self) -> Any:
+    def _items(self) -> DataSet:
         if self._dataset is None:
-            self._dataset = self._job.copied(self._of_job)
+            self._dataset = cast(DataSet, self._job.copied(self._of_job))
         return self._dataset
 
-    def _one_at_a_time(self) -> dict[str, Any]:
+    def _one_at_a_time(self) -> dict[str, object]:
         """Return the arguments of a loader of single utterances, with at most one process.
 
         Where the extraction loads in processes of its own, so does this: files that a data set

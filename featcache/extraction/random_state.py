@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import xxhash
 
+from featcache.extraction.datasets import DataSet
 from featcache.staleness.probe import Comparison, Probe
 
 # The global random generators, which an extraction leaves as it found them.
@@ -112,17 +113,17 @@ class SeededItems:
         seed: of the generators.
     """
 
-    def __init__(self, dataset: Any, ids: Sequence[str], seed: int) -> None:
+    def __init__(self, dataset: DataSet, ids: Sequence[str], seed: int) -> None:
         self.seeded, self._ids, self._seed = dataset, ids, seed
 
     def __len__(self) -> int:
         return len(self.seeded)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> object:
         seed_generators(self._seed, self._ids[index], LOADING)
         return self.seeded[index]
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         # pickle asks before there is a data set; torch loads several at once by __getitems__
         if name in ("seeded", "__getitems__") or name.startswith("__"):
             raise AttributeError(name)

@@ -12,7 +12,7 @@ from datetime import timedelta
 from functools import partial, reduce
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -50,6 +50,10 @@ from featcache.samplers.epoch import connected_rank
 from featcache.store import Cache
 from featcache.tables.table import HasTable
 from featcache.writing.part_writer import PartWriter
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from speechbrain.dataio.dataset import DynamicItemDataset
 
 # The processes of one `torchrun`, which share the work and wait for each other.
 
@@ -145,7 +149,7 @@ class DatasetAnnotations:
 
     def __init__(
         self,
-        source: Any,
+        source: object,
         ids: Sequence[str] | None,
         names: str | Iterable[str],
         features: Iterable[str],
@@ -208,7 +212,7 @@ class DatasetAnnotations:
         return found
 
 
-def values_of(dataset: Any, name: str) -> _Value:
+def values_of(dataset: object, name: str) -> _Value:
     """Return what gives an annotation by the number of an utterance.
 
     A method `annotation(name)` of the data set tells them all; a `FeatureDataset` those of its
@@ -222,8 +226,8 @@ def values_of(dataset: Any, name: str) -> _Value:
         return lambda number: inner(indices[number])
     if isinstance(dataset, HasTable):
         dataset = dataset.table
-    if callable(getattr(dataset, "annotation", None)):
-        values: _Value = dataset.annotation(name).__getitem__
+    if callable(annotation := getattr(dataset, "annotation", None)):
+        values: _Value = annotation(name).__getitem__
         return values
     if is_dynamic(dataset) and (dynamic := _dynamic(dataset, name)) is not None:
         return dynamic
@@ -233,7 +237,7 @@ def values_of(dataset: Any, name: str) -> _Value:
     return _of_entries(dataset, name)
 
 
-def _dynamic(dataset: Any, name: str) -> _Value | None:
+def _dynamic(dataset: DynamicItemDataset, name: str) -> _Value | None:
     """Return what computes a dynamic item; None for a key of the entries."""
     if name not in dataset.pipeline.key_to_node and any(name in e for e in dataset.data.values()):
         return None  # of some of the entries, not of the first
@@ -248,14 +252,14 @@ def _dynamic(dataset: Any, name: str) -> _Value | None:
     return lambda number: items.of(ids[number])[name]
 
 
-def _of_table(dataset: Any, name: str) -> _Value:
+def _of_table(dataset: Dataset, name: str) -> _Value:
     if name not in dataset.column_names:
         known = nearest(name, dataset.column_names)
         raise ConfigError(f"the data set has no column {name!r}; {known}")
     return list(dataset.with_format(None)[name]).__getitem__
 
 
-def _of_entries(dataset: Any, name: str) -> _Value:
+def _of_entries(dataset: object, name: str) -> _Value:
     entries = Entries(dataset)
     if not entries:
         kind = type(dataset).__name__

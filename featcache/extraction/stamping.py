@@ -6,9 +6,9 @@ import bisect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from featcache.extraction.datasets import dataset_of, visible_ids
 from featcache.format.files import as_id
 from featcache.format.index import Stamps
 from featcache.staleness.inputs import UNKNOWN, entry_stamps, input_stamp
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 # Entries of a data set of the user's own class: its attributes that hold a row for each
 # utterance.
@@ -32,7 +35,7 @@ _MOST_FOLDERS = 4
 _MAY_BE_PATH = re.compile(r"[/\\]|\.\w{1,5}\Z").search
 
 
-def entry_of_rows(dataset: Any) -> Callable[[int], object] | None:
+def entry_of_rows(dataset: object) -> Callable[[int], object] | None:
     """Return the entry of an utterance by its number; None if the data set holds no rows.
 
     >>> class Recordings:
@@ -54,16 +57,16 @@ def entry_of_rows(dataset: Any) -> Callable[[int], object] | None:
     return entry
 
 
-def held_rows(dataset: Any) -> dict[str, list[Sequence[Any]]]:
+def held_rows(dataset: object) -> dict[str, list[Sequence[object]]]:
     """Return the columns of rows that a data set holds, by the name of the attribute."""
     held = getattr(dataset, "__dict__", None)
-    if not held or not hasattr(dataset, "__len__"):
+    if not held or not isinstance(dataset, Sized):
         return {}
     found = {name: [*_columns(value, len(dataset))] for name, value in sorted(held.items())}
     return {name: columns for name, columns in found.items() if columns}
 
 
-def _columns(value: Any, size: int) -> Iterator[Sequence[Any]]:
+def _columns(value: Any, size: int) -> Iterator[Sequence[object]]:
     """Yield what an attribute holds of rows: itself, or the columns of a frame."""
     if hasattr(value, "columns") and hasattr(value, "iloc"):  # of pandas
         if len(value) == size:
@@ -110,7 +113,7 @@ Entry = Callable[[int], object]  # the entry of an utterance by its number
 class Stamped(NamedTuple):
     """A batch as a loader made it, with stamps of the items that it was made of."""
 
-    data: Any
+    data: object
     inputs: Sequence[int]
     ids: Sequence[str | None]  # as the items themselves show them
 
@@ -125,7 +128,7 @@ class StampingCollate:
     """
 
     def __init__(
-        self, collate: Callable[[Any], Any], mentioned: frozenset[str], *, batched: bool
+        self, collate: Callable[[Any], object], mentioned: frozenset[str], *, batched: bool
     ) -> None:
         self.collate, self.mentioned, self.batched = collate, mentioned, batched
 
@@ -143,7 +146,7 @@ class InputsOnly:
     def __init__(self, mentioned: frozenset[str], *, batched: bool) -> None:
         self._stamping = StampingCollate(_nothing, mentioned, batched=batched)
 
-    def __call__(self, items: Any) -> list[int]:
+    def __call__(self, items: object) -> list[int]:
         """Return the stamps."""
         return list(self._stamping(items).inputs)
 
@@ -158,13 +161,13 @@ def id_of_item(item: object) -> str | None:
     return id if isinstance(id, str) else None
 
 
-def stamp_items(loader: Any, mentioned: frozenset[str]) -> None:
+def stamp_items(loader: DataLoader[object], mentioned: frozenset[str]) -> None:
     """Make a loader of our own stamp its items."""
     batched = loader.batch_sampler is not None
     loader.collate_fn = StampingCollate(loader.collate_fn, mentioned, batched=batched)
 
 
-def iterate_stamping(loader: Any, mentioned: frozenset[str]) -> Iterator[Any]:
+def iterate_stamping(loader: Iterable[object], mentioned: frozenset[str]) -> Iterator[object]:
     """Iterate over a loader that was given; it stamps its items if that leaves no trace in it.
 
     Its batches are `Stamped` then. A loader takes its collate function when an iteration begins;
@@ -181,7 +184,7 @@ def iterate_stamping(loader: Any, mentioned: frozenset[str]) -> Iterator[Any]:
         loader.collate_fn = own
 
 
-def _takes_collate(loader: Any) -> bool:
+def _takes_collate(loader: object) -> TypeGuard[DataLoader[object]]:
     known = [DataLoader.__iter__]
     if (ours := sys.modules.get("speechbrain.dataio.dataloader")) is not None:
         known.append(ours.SaveableDataLoader.__iter__)
@@ -200,9 +203,11 @@ class Entries:
     holds.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: object) -> None:
         self._dataset, self._entry = dataset, _find_entry(dataset)
-        self._size = len(dataset) if self._entry is not None else 0
+        self._size = 0
+        if self._entry is not None and isinstance(dataset, Sized):
+            self._size = len(dataset)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Entries, (self._dataset,)
@@ -239,9 +244,10 @@ class Entries:
 _NONE = object()  # no entry: nothing describes it
 
 
-def _find_entry(dataset: Any) -> Entry | None:
+def _find_entry(dataset: object) -> Entry | None:
     entries: Any = getattr(dataset, "entries", None)
-    if hasattr(entries, "__getitem__") and hasattr(entries, "__len__"):
+    listed = hasattr(entries, "__getitem__") and hasattr(entries, "__len__")
+    if listed and isinstance(dataset, Sized):
         return cast(Entry, entries.__getitem__) if len(entries) == len(dataset) else None
     data: Any = getattr(dataset, "data", None)
     ids: Any = getattr(dataset, "data_ids", None)
@@ -260,7 +266,7 @@ def _find_entry(dataset: Any) -> Entry | None:
     return entry_of_rows(dataset)
 
 
-def _entry_of_parts(dataset: Any) -> Entry | None:
+def _entry_of_parts(dataset: ConcatDataset[object]) -> Entry | None:
     """Return the entries of a `ConcatDataset`; None unless each of its parts has some."""
     parts, ends = [_find_entry(part) for part in dataset.datasets], dataset.cumulative_sizes
 
@@ -271,7 +277,7 @@ def _entry_of_parts(dataset: Any) -> Entry | None:
     return None if None in parts else entry
 
 
-def _entry_of_table(dataset: Any) -> Entry:
+def _entry_of_table(dataset: Dataset) -> Entry:
     """Return the entries of a `datasets.Dataset`.
 
     Bytes that lie in it count by the data set's own fingerprint: to read them is to load it.
@@ -283,7 +289,7 @@ def _entry_of_table(dataset: Any) -> Entry:
     return lambda number: _without_bytes(rows[number], fingerprint)
 
 
-def _without_bytes(value: Any, fingerprint: str) -> Any:
+def _without_bytes(value: object, fingerprint: str) -> object:
     if isinstance(value, dict):
         return {key: _without_bytes(each, fingerprint) for key, each in value.items()}
     return fingerprint if isinstance(value, bytes) else value
@@ -297,7 +303,7 @@ class BatchStamps:
         ids: its ids, if it shows them.
     """
 
-    def __init__(self, dataset: Any, ids: Sequence[str] | None) -> None:
+    def __init__(self, dataset: object, ids: Sequence[str] | None) -> None:
         self._entries, self._ids = Entries(dataset), ids
         self._noted: dict[int, NDArray[np.uint64]] = {}
 
@@ -305,7 +311,7 @@ class BatchStamps:
         """Note the entries of a batch before it is loaded: a file that changes later is unlike."""
         self._noted[batch] = self._entries.stamps(numbers)
 
-    def end(self, batch: int, numbers: Sequence[int], data: Any) -> dict[str, Stamps]:
+    def end(self, batch: int, numbers: Sequence[int], data: object) -> dict[str, Stamps]:
         """Return the stamps of a batch, by id, as far as they are known."""
         entries = self._noted.pop(batch)
         if not isinstance(data, Stamped) or len(data.inputs) != len(numbers):
@@ -326,7 +332,7 @@ class StreamStamps:
         loader: the loader. Its data set may have entries, if it shows its ids.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: object) -> None:
         dataset = dataset_of(loader)
         ids = None if dataset is loader else visible_ids(dataset)
         self._entries = Entries(dataset if ids is not None else None)
@@ -334,7 +340,7 @@ class StreamStamps:
         if ids is not None and self._entries:
             self._numbers = {id: number for number, id in enumerate(ids)}
 
-    def of(self, data: Any) -> dict[str, Stamps]:
+    def of(self, data: object) -> dict[str, Stamps]:
         """Return the stamps of a batch, by id, as far as they are known."""
         if not isinstance(data, Stamped):
             return {}
@@ -351,6 +357,6 @@ class StreamStamps:
         return stamps
 
 
-def unstamped(data: Any) -> Any:
+def unstamped(data: object) -> object:
     """Return a batch as its loader made it."""
     return data.data if isinstance(data, Stamped) else data

@@ -39,7 +39,7 @@ from featcache.format.columns import (
 )
 from featcache.format.files import digest, newer
 from featcache.format.shared_array import SharedArray
-from featcache.interface import Bytes, Ints
+from featcache.interface import Array, Bytes, Ints
 
 PREFIX = "annotations/"
 DTYPES: Mapping[str, type[np.generic]] = {
@@ -279,7 +279,7 @@ class Column(Sequence[Value | None]):
         """Whether a row of the caches has no value; quick, and the same for all views."""
         return self._body.has_missing if isinstance(self._body, Taken) else self._null is not None
 
-    def to_numpy(self) -> NDArray[Any]:
+    def to_numpy(self) -> Array:
         """Return the numbers of all rows: int64, float64 or bool.
 
         Where a value is missing, all are float64, NaN for that; `numbers` keeps integers beyond
@@ -350,7 +350,7 @@ class Column(Sequence[Value | None]):
         numbers[there] = places[codes[there]]
         return numbers, [all_texts[number] for number in in_order]
 
-    def _checked(self, value: object) -> Any:
+    def _checked(self, value: object) -> object:
         self._check_no_list()
         if self.kind == "str":
             if isinstance(value, str):
@@ -423,7 +423,7 @@ def joined(columns: Sequence[Column], kind: str, name: str = "") -> Column:
 
 def stored_columns(
     name: str, column: Column, *, always: bool = False
-) -> Iterator[tuple[str, NDArray[Any]]]:
+) -> Iterator[tuple[str, Array]]:
     """Yield the columns of a file that an annotation becomes; none if no row has a value.
 
     With `always`, some for an annotation without any value, too.

@@ -32,7 +32,7 @@ from featcache.format.files import (
     remedy,
     unpack_json,
 )
-from featcache.interface import Bytes, Ints
+from featcache.interface import Array, Bytes, Ints
 
 # Many strings as two columns: where each ends, and their UTF-8 one after the other.
 #
@@ -260,7 +260,7 @@ SMALL_BYTES = 1 << 16
 DTYPE = re.compile(r"[|<][biuf][1248]")  # of a column; of those that a reader does not know, too
 
 
-def save_columns(path: Path, columns: Iterable[tuple[str, NDArray[Any]]]) -> str:
+def save_columns(path: Path, columns: Iterable[tuple[str, Array]]) -> str:
     """Write a new file of columns durably, and return its digest; sync its directory afterwards.
 
     The columns are taken one by one, so that they need not be in memory together. Digests are of

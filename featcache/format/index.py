@@ -12,7 +12,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -221,7 +221,7 @@ class Index:
     ids_digest: str = ""  # of the columns of the ids; empty where it is not known
 
     @classmethod
-    def empty(cls, declared: Mapping[str, Mapping[str, Any]]) -> Index:
+    def empty(cls, declared: Mapping[str, Mapping[str, object]]) -> Index:
         """Return the index of no utterances of features that are declared so."""
         none, numbers = np.empty(0, np.int64), np.empty(0, np.int32)
         first, checksum = np.zeros(1, np.int64), np.empty(0, np.uint64)
@@ -365,7 +365,7 @@ def is_sound(index: Index) -> bool:
     return sound
 
 
-def are_below(numbers: NDArray[np.signedinteger[Any]], count: int) -> bool:
+def are_below(numbers: NDArray[np.signedinteger], count: int) -> bool:
     """Whether all numbers are of `count` things, which are counted from 0."""
     return bool(numbers.min(initial=0) >= 0 and numbers.max(initial=-1) < count)
 

@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from featcache.container_files import sync_directory
-from featcache.declaration import DTYPES, KEYS, FeatureStorageConfig, FrameTimes
+from featcache.declaration import (
+    DTYPES,
+    KEYS,
+    DeclaredFeature,
+    FeatureStorageConfig,
+    FrameTimes,
+)
 from featcache.errors import (
     CorruptCacheError,
     FormatVersionError,
@@ -158,7 +164,7 @@ def read_outer(cache: Path) -> dict[str, Any] | None:
     return content
 
 
-def in_force(directory: Path, content: dict[str, Any]) -> dict[str, Any]:
+def in_force(directory: Path, content: dict[str, object]) -> dict[str, object]:
     """Return what counts as the manifest of a set: `content`, its own, or what follows that.
 
     Raises `CorruptCacheError` where that cannot be told.
@@ -190,9 +196,9 @@ def last_pairs(outer: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     return {name: (before, after) for name, (before, after) in found.items()}
 
 
-def _following(directory: Path, content: Mapping[str, Any]) -> dict[str, Any] | None:
+def _following(directory: Path, content: Mapping[str, object]) -> dict[str, object] | None:
     cache = cache_of_set(directory)
-    if cache is None and SETS not in content.get("requires", ()):
+    if cache is None and SETS not in cast(Iterable[str], content.get("requires", ())):
         return None
     outer, name = _read(cache or directory, OUTER) or {}, set_name(cache or directory, directory)
     before, after = last_pairs(outer).get(name, (None, None))
@@ -210,7 +216,7 @@ def _following(directory: Path, content: Mapping[str, Any]) -> dict[str, Any] | 
     return now
 
 
-def _read(directory: Path, file: str) -> dict[str, Any] | None:
+def _read(directory: Path, file: str) -> dict[str, object] | None:
     try:
         data = read_within(directory, file)
     except (FileNotFoundError, NotADirectoryError):
@@ -296,9 +302,9 @@ class Manifest:
     others: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def features(self) -> dict[str, dict[str, Any]]:
+    def features(self) -> dict[str, DeclaredFeature]:
         """The features' declarations, by name, as `FeatureStorageConfig.to_json` gives them."""
-        return cast(dict[str, dict[str, Any]], self.fingerprint["features"])
+        return cast(dict[str, DeclaredFeature], self.fingerprint["features"])
 
     @property
     def declared(self) -> dict[str, FeatureStorageConfig]:
@@ -322,7 +328,7 @@ class Manifest:
         """State of the build that writers add parts to."""
         return BuildState.ASIDE if self.building > self.build else BuildState.CURRENT
 
-    def overwritten(self, made_from: Mapping[str, Any]) -> Manifest:
+    def overwritten(self, made_from: Mapping[str, object]) -> Manifest:
         """Begin an overwrite, or go on with the one that is made from the same."""
         made_of = digest_of_canonical(made_from)
         if self.state is BuildState.ASIDE and self.building_fingerprint == made_of:
@@ -330,12 +336,12 @@ class Manifest:
         building = max(self.build, self.building) + 1
         return replace(self._given_up(), building=building, building_fingerprint=made_of)
 
-    def begun_anew(self, made_from: Mapping[str, Any]) -> Manifest:
+    def begun_anew(self, made_from: Mapping[str, object]) -> Manifest:
         """Add to the build that readers see, where what it holds is made from this, or nothing."""
         made_of = digest_of_canonical(made_from)
         return replace(self._given_up(), fingerprint=made_from, building_fingerprint=made_of)
 
-    def accepting(self, made_from: Mapping[str, Any]) -> Manifest:
+    def accepting(self, made_from: Mapping[str, object]) -> Manifest:
         """Take what readers see for made from this, too; an overwrite is given up."""
         manifest = self._given_up() if self.state is BuildState.ASIDE else self
         return replace(
@@ -421,8 +427,9 @@ def write_manifest(
     """
     manifest = replace(manifest, write_id=secrets.token_hex(8))
     content = dataclasses.asdict(manifest, dict_factory=_without_empty)
-    others = content.pop("others")
-    data = pack_json({"format": "featcache", "version": FORMAT_VERSION} | content | others)
+    del content["others"]
+    head = {"format": "featcache", "version": FORMAT_VERSION}
+    data = pack_json({**head, **content, **manifest.others})
     if keep:
         (cache / MANIFESTS).mkdir(exist_ok=True)
         write_durably(cache / manifest_file(manifest.name), data, alone=True)
@@ -430,7 +437,7 @@ def write_manifest(
     return manifest
 
 
-def _without_empty(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_empty(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return {key: value for key, value in pairs if value or key not in _OPTIONAL}
 
 
@@ -467,7 +474,7 @@ def read_manifest(cache: Path, file: str = NAME) -> Manifest:
     return manifest
 
 
-def read_content(cache: Path, file: str = NAME) -> dict[str, Any]:
+def read_content(cache: Path, file: str = NAME) -> dict[str, object]:
     """Read the object that a manifest is, of whatever kind and version."""
     try:
         data = read_within(cache, file)

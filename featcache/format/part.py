@@ -51,12 +51,12 @@ from featcache.format.index import (
 )
 from featcache.format.journal import Header, Journal, read_journal
 from featcache.format.manifest import PARTS, Manifest, PartEntry, read_manifest
-from featcache.interface import Ints
+from featcache.interface import Array, Ints
 from featcache.stats import FeatureStats
 
 # Writing an index: utterances in any order are put into the canonical one, a column at a time.
 
-Columns = Iterator[tuple[str, NDArray[Any]]]
+Columns = Iterator[tuple[str, Array]]
 
 
 class RowIds(NamedTuple):

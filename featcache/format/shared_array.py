@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from collections.abc import Callable
 from multiprocessing import context, reduction
 from typing import Any, Generic, TypeVar, cast
 
@@ -58,9 +59,9 @@ class SharedArray(Generic[Number]):
             self.values = _map(self._file, self.values.dtype)
         return self._file
 
-    def __del__(self, close: Any = os.close) -> None:
-        if getattr(self, "_file", None) is not None:
-            close(self._file)
+    def __del__(self, close: Callable[[int], object] = os.close) -> None:
+        if (file := getattr(self, "_file", None)) is not None:
+            close(file)
 
 
 def _nameless_file() -> int:

@@ -6,7 +6,7 @@ import io
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,11 @@ from featcache.errors import ConfigError, FeatureError, MissingDependencyError
 from featcache.format.files import digest
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from lhotse import Recording
 
 
-class Clip(Mapping[str, Any]):
+class Clip(Mapping[str, object]):
     """The audio of a row, decoded when its samples are first asked for, and then kept.
 
     Has the keys of a row of `datasets`: "array" (float32 samples, channels averaged),
@@ -104,7 +105,7 @@ class Clip(Mapping[str, Any]):
         """Whether these samples are those of the clip, untouched, or the clip itself."""
         return samples is self or ("array" in vars(self) and samples is self.array)
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> object:
         if key not in tuple(self):
             raise KeyError(key)
         return getattr(self, "data" if key == "bytes" else key)
@@ -122,7 +123,7 @@ class AudioRows:
     Decodes with lhotse and soundfile: torchcodec, which `datasets` asks for, need not be installed.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Dataset) -> None:
         from datasets import Audio
 
         audio = {name: kind for name, kind in dataset.features.items() if isinstance(kind, Audio)}
@@ -135,7 +136,7 @@ class AudioRows:
     def __len__(self) -> int:
         return len(self.encoded)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, object]:
         row = dict(self.encoded[index])
         for name, rate in self.sample_rates_hz.items():
             if row[name] is not None:
@@ -143,7 +144,7 @@ class AudioRows:
         return row
 
 
-def as_float32(samples: Any) -> NDArray[np.float32]:
+def as_float32(samples: object) -> NDArray[np.float32]:
     """Return samples as float32; of integers, the dtype's range becomes -1 to just below 1.
 
     Unsigned ones have their zero in the middle, as those of an 8-bit WAV file.

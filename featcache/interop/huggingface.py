@@ -19,6 +19,7 @@ from featcache.errors import ComputeError, ConfigError, MissingDependencyError, 
 from featcache.interop.audio import AudioRows, Clip, as_float32
 
 if TYPE_CHECKING:
+    from distributed import Client
     from lhotse import CutSet, MonoCut, Recording
 
 try:
@@ -46,7 +47,7 @@ def cutset_from_huggingface(
     dataset_length: int,
     dataset_id: str | os.PathLike[str],
     split: str | None = None,
-    client: Any = None,
+    client: Client | None = None,
     *,
     audio_folder: str | os.PathLike[str] | None = None,
 ) -> CutSet:
@@ -96,7 +97,8 @@ def cutset_from_huggingface(
             f"client is a Dask client or None, not {client!r}; of a configuration, "
             "featcache.workers.get_client makes one: with get_client(config) as client: ..."
         )
-    size = min(_ROWS, max(1, math.ceil(dataset_length / (8 * max(1, len(client.nthreads()))))))
+    workers = max(1, len(client.nthreads()))  # type: ignore[no-untyped-call]
+    size = min(_ROWS, max(1, math.ceil(dataset_length / (8 * workers))))
     parts = _map(client, convert, [rows[start : start + size] for start in rows[::size]])
     return lhotse.CutSet.from_cuts(cut for part in parts for cut in part)
 
@@ -175,7 +177,9 @@ def _beside(dataset: datasets.Dataset) -> Path | None:
     return Path(files[0]).parent / "audio" if files else None
 
 
-def _cut(data_info: DataInfo, folder: Path | None, row: Mapping[str, Any], number: int) -> MonoCut:
+def _cut(
+    data_info: DataInfo, folder: Path | None, row: Mapping[str, object], number: int
+) -> MonoCut:
     recording = _recording(data_info.get(_AUDIO), folder, row, number)
     fields = {name: _plain(name, give(row)) for name, give in data_info.items() if name != _AUDIO}
     custom = {name: fields.pop(name) for name in list(fields) if name not in _FIELDS}
@@ -201,7 +205,10 @@ def _plain(name: str, value: object) -> object:
 
 
 def _recording(
-    audio: Callable[[Any], Any] | None, folder: Path | None, row: Mapping[str, Any], number: int
+    audio: Callable[[object], object] | None,
+    folder: Path | None,
+    row: Mapping[str, object],
+    number: int,
 ) -> Recording:
     clips = {name: value for name, value in row.items() if isinstance(value, Clip)}
     if audio is None:
@@ -217,7 +224,7 @@ def _recording(
     return clip.written(folder, number).recording(str(number))
 
 
-def _wav(samples: Any, sample_rate_hz: int) -> bytes:
+def _wav(samples: object, sample_rate_hz: int) -> bytes:
     array = as_float32(samples)
     if array.ndim != 1:
         shape = array.shape
@@ -227,7 +234,7 @@ def _wav(samples: Any, sample_rate_hz: int) -> bytes:
     return file.getvalue()
 
 
-def _sample_rate_hz(row: Mapping[str, Any]) -> int:
+def _sample_rate_hz(row: Mapping[str, object]) -> int:
     places = [row, *(value for value in row.values() if isinstance(value, Mapping))]
     rates = {place["sampling_rate"] for place in places if "sampling_rate" in place}
     if len(rates) != 1:

@@ -11,20 +11,22 @@ import json
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeGuard
 
 import numpy as np
 import torch
 
 from featcache.errors import MissingDependencyError, StateError
 from featcache.extraction.datasets import DynamicItems
+from featcache.interface import Array
 from featcache.loading.dataset import FeatureDataset, Transform
 from featcache.loading.loader import FeatureLoader
 from featcache.loading.padding import Batch, Item
 
 try:
-    from speechbrain.core import Stage
+    from speechbrain.core import Brain, Stage
     from speechbrain.dataio.batch import PaddedBatch, PaddedData
+    from speechbrain.dataio.dataset import DynamicItemDataset
     from speechbrain.utils.checkpoints import DEFAULT_LOAD_HOOKS, DEFAULT_SAVE_HOOKS
     from speechbrain.utils.distributed import main_process_only
 except ImportError as error:
@@ -72,7 +74,7 @@ def _is_feature(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.ndim > 1
 
 
-def _value(key: str, batch: Batch) -> Any:
+def _value(key: str, batch: Batch) -> object:
     data = batch[key]
     if not _is_feature(data):
         return data
@@ -82,7 +84,9 @@ def _value(key: str, batch: Batch) -> Any:
     return PaddedData(data, lengths.float() / max(data.shape[1], 1))
 
 
-def with_items(dataset: Any, keys: Iterable[str] | Mapping[str, str] | None = None) -> Transform:
+def with_items(
+    dataset: DynamicItemDataset, keys: Iterable[str] | Mapping[str, str] | None = None
+) -> Transform:
     """Make a transform that adds items of a `DynamicItemDataset` to each utterance, by its id.
 
     Labels come out of the pipeline that the recipe has anyway, in the threads that read. Only these
@@ -109,13 +113,16 @@ def with_items(dataset: Any, keys: Iterable[str] | Mapping[str, str] | None = No
 
 def _add_items(items: DynamicItems, item: Item, _: np.random.Generator) -> Item:
     found = items.of(item["id"], less=item)
-    kinds = (torch.Tensor, np.ndarray)
-    arrays = [key for key, value in found.items() if isinstance(value, kinds) and value.ndim > 0]
-    return item | {f"{key}_lengths": len(found[key]) for key in arrays} | found
+    lengths = {f"{key}_lengths": len(value) for key, value in found.items() if _is_array(value)}
+    return item | lengths | found
+
+
+def _is_array(value: object) -> TypeGuard[torch.Tensor | Array]:
+    return isinstance(value, torch.Tensor | np.ndarray) and value.ndim > 0
 
 
 def use_loader(
-    brain: Any, loader: FeatureLoader[Any], stage: Stage, checkpoint_prefix: str | None
+    brain: Brain, loader: FeatureLoader[object], stage: Stage, checkpoint_prefix: str | None
 ) -> None:
     """Make a Brain tell the loader each epoch, and its Checkpointer save where it is."""
     if stage == Stage.TRAIN:
@@ -125,11 +132,11 @@ def use_loader(
 
 
 @main_process_only  # type: ignore[untyped-decorator]  # the state is the same on all ranks
-def _save(loader: FeatureLoader[Any], path: Path) -> None:
+def _save(loader: FeatureLoader[object], path: Path) -> None:
     Path(path).write_text(json.dumps(loader.state_dict()) + "\n")
 
 
-def _load(loader: FeatureLoader[Any], path: Path, end_of_epoch: bool) -> None:
+def _load(loader: FeatureLoader[object], path: Path, end_of_epoch: bool) -> None:
     if end_of_epoch:
         return  # the next epoch begins anew
     try:

@@ -8,18 +8,23 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache._cached import cached_property
 from featcache.errors import ConfigError, FeatureError, nearest
-from featcache.extraction.datasets import is_map_style, visible_ids, visible_lengths
+from featcache.extraction.datasets import DataSet, is_map_style, visible_ids, visible_lengths
 from featcache.extraction.run import values_of
 from featcache.extraction.stamping import Entries
 from featcache.format.files import as_id
 from featcache.interop.audio import AudioRows, Clip, as_float32
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from lhotse import CutSet
+    from lhotse.cut import Cut
 
 
 class UtteranceItem(TypedDict):
@@ -54,7 +59,7 @@ class Utterances:
         ids: Sequence[str],
         load: Callable[[int], Sound],
         measure: Callable[[], Sequence[float] | None],
-        listed: Any = None,
+        listed: object = None,
         describe: Callable[[str], Callable[[int], object]] | None = None,
     ) -> None:
         self.ids = ids
@@ -83,7 +88,7 @@ class Utterances:
         return self._measure()
 
 
-def utterances(source: Any, *, audio: str = "audio", id: str | None = None) -> Utterances:
+def utterances(source: object, *, audio: str = "audio", id: str | None = None) -> Utterances:
     """Make a data set for `featcache.extract` of what holds utterances, decoded one by one.
 
     Args:
@@ -109,8 +114,7 @@ def utterances(source: Any, *, audio: str = "audio", id: str | None = None) -> U
         return _of_huggingface(source, audio, id)
     if isinstance(source, list | tuple):
         return _of_items(source, audio, "id" if id is None else id)
-    ids = visible_ids(source) if is_map_style(source) else None
-    if ids is None:
+    if not is_map_style(source) or (ids := visible_ids(source)) is None:
         raise ConfigError(
             f"the ids of {type(source).__name__!r} are not known before it is loaded: give a list, "
             "a lhotse CutSet, a datasets.Dataset (loaded, not streamed), or a map-style dataset "
@@ -120,7 +124,7 @@ def utterances(source: Any, *, audio: str = "audio", id: str | None = None) -> U
     return Utterances(ids, load, measure, source)
 
 
-def _of_cuts(source: Any) -> Utterances:
+def _of_cuts(source: CutSet) -> Utterances:
     cuts = list(source)  # manifests, some of which are read as they are iterated
     ids = [cut.id for cut in cuts]
     if [cut.id for cut in islice(source, 1)] != ids[:1]:
@@ -133,7 +137,7 @@ def _of_cuts(source: Any) -> Utterances:
     return Utterances(ids, partial(_load_cut, cuts), partial(_durations, cuts), cuts, describe)
 
 
-def _of_supervisions(cuts: Sequence[Any], name: str) -> Callable[[int], object]:
+def _of_supervisions(cuts: Sequence[Cut], name: str) -> Callable[[int], object]:
     def value(number: int) -> object:
         cut = cuts[number]
         if hasattr(cut, name):
@@ -151,18 +155,18 @@ def _of_supervisions(cuts: Sequence[Any], name: str) -> Callable[[int], object]:
     return value
 
 
-def _durations(cuts: Sequence[Any]) -> Sequence[float]:
+def _durations(cuts: Sequence[Cut]) -> Sequence[float]:
     return [cut.duration for cut in cuts]
 
 
-def _load_cut(cuts: Sequence[Any], index: int) -> Sound:
+def _load_cut(cuts: Sequence[Cut], index: int) -> Sound:
     samples = cuts[index].load_audio()
     if samples is None:
         raise FeatureError(f"cut {cuts[index].id!r} has no recording")
     return samples.mean(axis=0), int(cuts[index].sampling_rate)
 
 
-def _of_huggingface(source: Any, audio: str, id: str | None) -> Utterances:
+def _of_huggingface(source: Dataset, audio: str, id: str | None) -> Utterances:
     for column in (audio, audio if id is None else id):
         if column not in source.column_names:
             known = nearest(column, source.column_names)
@@ -176,7 +180,7 @@ def _of_huggingface(source: Any, audio: str, id: str | None) -> Utterances:
     return Utterances(ids, load, measure, column, partial(values_of, source))
 
 
-def _sizes_of_column(rows: Any, audio: str) -> Sequence[float] | None:
+def _sizes_of_column(rows: AudioRows, audio: str) -> Sequence[float] | None:
     """Return the sizes of the files in a column of audio; their bytes themselves are not read."""
     import pyarrow.compute as pc  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
@@ -216,7 +220,7 @@ def _as_id(value: object) -> str:
     return id
 
 
-def _sizes(items: Sequence[Any], audio: str) -> Sequence[float]:
+def _sizes(items: Sequence[Mapping[str, object]], audio: str) -> Sequence[float]:
     return [_size(_as_dict(item[audio])) for item in items]
 
 
@@ -225,21 +229,21 @@ def _size(audio: Mapping[str, Any]) -> int:
     return len(known[0]) if known else _file_size(audio.get("path"))
 
 
-def _as_dict(audio: Any) -> Mapping[str, Any]:
+def _as_dict(audio: object) -> Mapping[str, Any]:
     """Return audio as a dict with "path", "bytes" or "array"; an empty one for what is none."""
     if isinstance(audio, str | os.PathLike):
         return {"path": os.fspath(audio)}
     return audio if isinstance(audio, Mapping) else {}
 
 
-def _load_item(items: Any, audio: str, index: int) -> Sound:
+def _load_item(items: DataSet, audio: str, index: int) -> Sound:
     item = items[index]
     if not isinstance(item, Mapping) or audio not in item:
         raise FeatureError(f"item {index} is no dict with the key {audio!r}")
     return _decoded(item[audio])
 
 
-def _decoded(audio: Any) -> Sound:
+def _decoded(audio: object) -> Sound:
     found = _as_dict(audio)
     if "array" in found and "sampling_rate" in found:
         samples = np.asarray(found["array"])

@@ -10,23 +10,27 @@ from __future__ import annotations
 import bisect
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from featcache.errors import ConfigError, StaleCacheError
-from featcache.extraction.datasets import DynamicItems, is_dynamic, visible_ids
+from featcache.extraction.datasets import DataSet, DynamicItems, is_dynamic, visible_ids
 from featcache.extraction.stamping import Entries, held_rows
 from featcache.format.files import as_id
 from featcache.staleness.code import is_users
 from featcache.staleness.inputs import entry_digest
 from featcache.staleness.provenance import Provenance, provenance
 
+if TYPE_CHECKING:
+    import datasets
+
+Kind = TypeVar("Kind", bound=Dataset[object])
 _PLAIN = (list, tuple, range)  # whose items are their own entries
 _PRIME = np.uint64(0x9E3779B185EBCA87)  # PRIME64_1 of xxHash, to join digests
 
@@ -34,12 +38,12 @@ _PRIME = np.uint64(0x9E3779B185EBCA87)  # PRIME64_1 of xxHash, to join digests
 class _Items(NamedTuple):
     """Items of a data set: those that have them, which of these has an item, and its number."""
 
-    roots: list[Any]
+    roots: list[DataSet]
     which: NDArray[np.int64]
     number: NDArray[np.int64]
 
 
-def ids_of_items(dataset: Any) -> list[str]:
+def ids_of_items(dataset: DataSet) -> list[str]:
     """Return the ids of a data set's items: those that it shows, or else by their entries.
 
     An entry is the row of the item that the data set holds: a path, a text, a row of a table, an
@@ -65,7 +69,7 @@ def ids_of_items(dataset: Any) -> list[str]:
     return ids
 
 
-def entries_of_items(dataset: Any) -> NDArray[np.uint64]:
+def entries_of_items(dataset: object) -> NDArray[np.uint64]:
     """Return stamps of the items' entries, with size and time of the files that these name.
 
     A data set that another one holds, as long as itself, has entries of its items, too. 0 where
@@ -87,12 +91,12 @@ def _data_sets_in(root: Any) -> list[Any]:
     return [each for each in found if _length(each) == len(root)]
 
 
-def _is_table(root: Any) -> bool:
+def _is_table(root: object) -> TypeGuard[datasets.Dataset]:
     loaded = sys.modules.get("datasets")
     return loaded is not None and isinstance(root, loaded.Dataset)
 
 
-def check_item(dataset: Any, number: int, id: str) -> None:
+def check_item(dataset: object, number: int, id: str) -> None:
     """Raise `StaleCacheError` if the item of a number is not the one that had this id.
 
     Of a table of HuggingFace, which does not change, nothing is looked at.
@@ -120,7 +124,7 @@ def check_item(dataset: Any, number: int, id: str) -> None:
         )
 
 
-def is_shown(root: Any) -> bool:
+def is_shown(root: object) -> bool:
     """Whether a data set shows ids, or has a column of them."""
     return visible_ids(root) is not None or _column_of_ids(root) is not None
 
@@ -147,11 +151,11 @@ def _items(dataset: Any) -> _Items:
     return _Items([dataset], np.zeros(count, np.int64), np.arange(count))
 
 
-def _gets_items_as(dataset: Any, kind: Any) -> bool:
+def _gets_items_as(dataset: object, kind: type[Kind]) -> TypeGuard[Kind]:
     return isinstance(dataset, kind) and type(dataset).__getitem__ is kind.__getitem__
 
 
-def _ids_of(root: Any, numbers: Sequence[int]) -> list[str]:
+def _ids_of(root: DataSet, numbers: Sequence[int]) -> list[str]:
     ids = visible_ids(root)
     if ids is not None:
         return [ids[number] for number in numbers]
@@ -164,7 +168,7 @@ def _ids_of(root: Any, numbers: Sequence[int]) -> list[str]:
     return [_name_of(root, entries[number]) for number in numbers]
 
 
-def _column_of_ids(root: Any) -> Sequence[object] | None:
+def _column_of_ids(root: object) -> Sequence[object] | None:
     """Return the column "id" of a `datasets.Dataset`."""
     if not _is_table(root) or "id" not in root.column_names:
         return None
@@ -172,7 +176,7 @@ def _column_of_ids(root: Any) -> Sequence[object] | None:
     return list(column)
 
 
-def _says_which(root: Any) -> bool:
+def _says_which(root: object) -> bool:
     """Whether rows of a user's own class name the items, and nothing puts them in order.
 
     Numbers alone may be labels, or places in something else.
@@ -183,11 +187,11 @@ def _says_which(root: Any) -> bool:
     return any(map(_has_text, columns)) and not any(map(_is_order, columns))
 
 
-def _has_entries(root: Any) -> bool:
+def _has_entries(root: object) -> bool:
     return hasattr(root, "entries") or is_dynamic(root)
 
 
-def _has_text(rows: Sequence[Any]) -> bool:
+def _has_text(rows: Sequence[object]) -> bool:
     first = rows[0]
     values: Iterable[object] = first if isinstance(first, list | tuple) else (first,)
     if isinstance(first, Mapping):
@@ -203,7 +207,7 @@ def _is_order(rows: Sequence[Any]) -> bool:
     return sorted(rows) == places and list(rows) != places
 
 
-def _name_of(root: Any, entry: object) -> str:
+def _name_of(root: object, entry: object) -> str:
     own = entry.get("id") if isinstance(entry, Mapping) else entry
     if isinstance(entry, list) and len(entry) == 1:  # of a data set that holds one column
         own = entry[0]
@@ -215,14 +219,14 @@ def _name_of(root: Any, entry: object) -> str:
     return f"{number:016x}"
 
 
-def _text(root: Any, value: object) -> str:
+def _text(root: object, value: object) -> str:
     id = as_id(value)
     if not isinstance(id, str):
         raise _unknown(root)
     return id
 
 
-def _unknown(root: Any) -> ConfigError:
+def _unknown(root: object) -> ConfigError:
     return ConfigError(
         f"nothing says which items of {type(root).__name__!r} these are: a number means another "
         "one in another order, a shorter list or another split; give each item an id of its own "
@@ -254,7 +258,7 @@ class MadeFromItems:
         ids: of the items; these are no settings.
     """
 
-    dataset: Any
+    dataset: DataSet
     given: Mapping[str, object]
     ids: object = None
 
@@ -276,7 +280,7 @@ class MadeFromItems:
             numbers.append([*found].index(text))
         return list(found.values()), numbers
 
-    def _of(self, root: Any) -> Provenance:
+    def _of(self, root: DataSet) -> Provenance:
         data = [self.ids, *self._entries_of(root)]
         getitem = type(root).__getitem__
         if isinstance(getitem, FunctionType) and is_users(getitem):
@@ -284,7 +288,7 @@ class MadeFromItems:
             return provenance(root.__getitem__, named=_code_of(root), data=data)
         return provenance(getitem, named=_settings_of(root), data=data)
 
-    def _entries_of(self, root: Any) -> list[object]:
+    def _entries_of(self, root: DataSet) -> list[object]:
         """Return what a data set holds of its items, which their ids stand for."""
         held = getattr(root, "__dict__", {})
         if self.ids is None and not is_shown(root):
@@ -307,15 +311,15 @@ def _are_reals(value: object) -> bool:
     return isinstance(first, float)
 
 
-def _code_of(root: Any) -> dict[str, object]:
+def _code_of(root: object) -> dict[str, object]:
     """Return the functions by which a data set of SpeechBrain computes its items."""
     if not is_dynamic(root):
         return {}
-    functions: list[Callable[..., Any]] = DynamicItems(root).functions
+    functions = DynamicItems(root).functions
     return {f"item {number}": function for number, function in enumerate(functions)}
 
 
-def _settings_of(root: Any) -> dict[str, object]:
+def _settings_of(root: object) -> dict[str, object]:
     """Return what counts of a data set of a library's class."""
     if isinstance(root, _PLAIN):
         return {}

@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from featcache._checks import directory
 from featcache.declaration import Features
 from featcache.errors import ConfigError
 from featcache.lazy.through import ReadThrough, plan_of
+
+if TYPE_CHECKING:
+    from speechbrain.utils.data_pipeline import DynamicItem
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -91,7 +94,7 @@ def _path_of(location: object, filename: str | None) -> Path:
     return path if filename is None else path / Path(filename).stem
 
 
-def _names(item: Any) -> tuple[str, ...]:
+def _names(item: DynamicItem) -> tuple[str, ...]:
     """Return the keys that a dynamic item provides, after a check of what it takes."""
     if hasattr(item, "current_generator"):
         raise ConfigError(

@@ -117,7 +117,7 @@ class _Segment:
     def free(self) -> bool:
         return not self.held_here and self.memory[self.capacity] == 0
 
-    def __del__(self, close: Any = os.close) -> None:
+    def __del__(self, close: Callable[[int], object] = os.close) -> None:
         close(self.descriptor)
 
 

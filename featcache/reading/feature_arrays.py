@@ -16,7 +16,7 @@ import xxhash
 
 from featcache._cached import cached_property
 from featcache.container_files import PAGE_BYTES
-from featcache.declaration import FrameTimes
+from featcache.declaration import DeclaredFeature, FrameTimes
 from featcache.errors import (
     CacheError,
     CorruptCacheError,
@@ -165,7 +165,7 @@ class FeatureArrays:
     def __init__(
         self,
         name: str,
-        declared: Mapping[str, Any],
+        declared: DeclaredFeature,
         dims: tuple[int, ...],
         block_rows: list[int],
         index: Index,
@@ -507,7 +507,7 @@ class OpenedPart:
         cls,
         cache: Path,
         part: SealedPart,
-        declared: Mapping[str, Mapping[str, Any]],
+        declared: Mapping[str, DeclaredFeature],
         index: Index,
         roots: Roots = NO_ROOTS,
     ) -> OpenedPart:

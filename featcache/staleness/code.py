@@ -18,7 +18,7 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import decode_source
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from featcache.errors import ConfigError
 from featcache.format.files import digest
@@ -422,7 +422,7 @@ def _bound(node: ast.stmt) -> Iterator[str]:
         yield from (each.id for each in targets if isinstance(each, ast.Name))
 
 
-def _form(node: Any, names: _Names, *, top: bool = False) -> Iterator[str]:
+def _form(node: ast.AST, names: _Names, *, top: bool = False) -> Iterator[str]:
     if isinstance(node, ast.Constant):
         yield f"{type(node.value).__name__}:{_constant(node.value)};"
         return

@@ -11,11 +11,11 @@ import builtins
 import functools
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from types import FunctionType, MemberDescriptorType, ModuleType, SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 
@@ -233,7 +233,7 @@ class FunctionReading:
     def _holder(self, name: str) -> Place:
         return self._cells.get(name, id(self._found.function.__globals__)), name
 
-    def _mention(self, steps: Any) -> None:
+    def _mention(self, steps: Iterable[Step]) -> None:
         for step in steps:
             if isinstance(step.name, str):
                 (self._to.text if step.item else self._to.free).add(step.name)

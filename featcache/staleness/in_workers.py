@@ -56,5 +56,5 @@ def refuse_other_code(driver: DriverCode, here: Provenance) -> None:
         )
 
 
-def _some(values: Section, names: list[str]) -> dict[str, Any]:
+def _some(values: Section, names: list[str]) -> dict[str, object]:
     return {name: values[name] for name in sorted(names)}

@@ -17,11 +17,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
+
+from featcache.interface import Array
+
+if TYPE_CHECKING:
+    import torch
 
 # Digests of what `compute_features` is given of an utterance, by name.
 
@@ -58,7 +63,7 @@ def input_digests(data: object, id: str, mentioned: frozenset[str] | None = None
     return found
 
 
-def _named(data: Any) -> Iterator[tuple[str, Any]]:
+def _named(data: object) -> Iterator[tuple[str, object]]:
     """Iterate over the values of a batch by name, or by place where they have none."""
     while isinstance(data, list | tuple) and len(data) == 1 and not hasattr(data, "_fields"):
         data = data[0]
@@ -79,7 +84,7 @@ def _named(data: Any) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _fields(value: Any) -> dict[str, Any] | None:
+def _fields(value: object) -> dict[str, object] | None:
     """Return the items of a mapping or the attributes of an object that holds values."""
     if isinstance(value, Mapping):
         return {str(name): inner for name, inner in value.items()}
@@ -91,7 +96,7 @@ def _fields(value: Any) -> dict[str, Any] | None:
     return None if plain or not hasattr(value, "__dict__") else dict(vars(value))
 
 
-def _feed(state: Any, value: Any) -> None:
+def _feed(state: xxhash.xxh3_64, value: Any) -> None:
     """Add a value to a digest, the same in every process."""
     if hasattr(value, "detach"):
         tensor = value.detach().cpu()
@@ -119,7 +124,7 @@ def _feed(state: Any, value: Any) -> None:
         _feed_fields(state, value)
 
 
-def _feed_fields(state: Any, value: Any) -> None:
+def _feed_fields(state: xxhash.xxh3_64, value: object) -> None:
     fields = _fields(value)
     if fields is None:
         raise _Unknown
@@ -292,11 +297,11 @@ class _Digest:
                 self.lacks_file |= _IS_PATH(text) is not None
         self._add_bytes(b"s", text.encode("utf-8", "surrogatepass"))
 
-    def _add_bytes(self, kind: bytes, data: Any) -> None:
+    def _add_bytes(self, kind: bytes, data: bytes | bytearray) -> None:
         self.update(b"%b%d:" % (kind, len(data)))
         self.update(data)
 
-    def _add_mapping(self, value: Mapping[Any, Any]) -> None:
+    def _add_mapping(self, value: Mapping[Any, object]) -> None:
         self.update(b"{%d" % len(value))
         keys = list(value)
         try:
@@ -307,7 +312,7 @@ class _Digest:
             self.add(key)
             self.add(value[key])
 
-    def _add_other(self, value: Any) -> None:
+    def _add_other(self, value: object) -> None:
         torch = sys.modules.get("torch")  # a tensor can only come from a loaded torch
         if isinstance(value, np.ndarray | np.generic):
             self._add_array(np.asarray(value))
@@ -330,7 +335,7 @@ class _Digest:
         else:
             raise _Unknown
 
-    def _add_array(self, array: NDArray[Any]) -> None:
+    def _add_array(self, array: Array) -> None:
         self.samples |= array.size >= _SAMPLES
         if array.dtype.hasobject:
             self.update(b"o%d" % array.ndim)
@@ -340,7 +345,7 @@ class _Digest:
         if array.nbytes:
             self.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
-    def _add_tensor(self, tensor: Any) -> None:
+    def _add_tensor(self, tensor: torch.Tensor) -> None:
         import torch
 
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
@@ -348,9 +353,9 @@ class _Digest:
         self.samples |= tensor.numel() >= _SAMPLES
         self.update(f"t{tensor.dtype}{tuple(tensor.shape)}".encode())
         flat = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg().reshape(-1)
-        self.update(flat.view(torch.uint8).numpy())
+        self.update(flat.view(torch.uint8).numpy().data)
 
-    def _add_set(self, values: Any) -> None:
+    def _add_set(self, values: Iterable[object]) -> None:
         numbers: list[int] = []
         for value in values:
             digest = _Digest(self._is_file)

@@ -79,7 +79,7 @@ def is_descriptor(value: object) -> bool:
     return hasattr(type(value), "__get__") and not callable(value) and is_users(type(value))
 
 
-def step_into(value: Any, step: Step) -> Any:
+def step_into(value: object, step: Step) -> object:
     """Return what a step of a chain leads to, or `MISSING`; runs no code of properties."""
     value = proxied(value)
     if step.name is None or value is MISSING:
@@ -99,7 +99,7 @@ def step_into(value: Any, step: Step) -> Any:
     return inspect.getattr_static(value, str(step.name), MISSING)
 
 
-def _item(value: Any, key: str | int) -> Any:
+def _item(value: Any, key: str | int) -> object:
     if isinstance(value, torch.nn.ModuleDict):
         value = value._modules  # noqa: SLF001
     if isinstance(value, torch.nn.Sequential | torch.nn.ModuleList):
@@ -133,7 +133,7 @@ def first_bases(cls: type, names: Collection[str]) -> list[str]:
     ]
 
 
-def functions_in(value: Any) -> Iterator[FunctionType]:
+def functions_in(value: object) -> Iterator[FunctionType]:
     """Yield the functions that an attribute of a class is made of: methods, properties."""
     parts = [value]
     if isinstance(value, functools.singledispatchmethod):
@@ -173,7 +173,7 @@ def within(value: object) -> Iterator[FunctionType]:
             pending += each.values() if isinstance(each, dict | MappingProxyType) else (each,)
 
 
-def _unwrapped(value: Any) -> Any:
+def _unwrapped(value: Any) -> object:
     try:
         return inspect.unwrap(value)
     except ValueError:  # wraps itself

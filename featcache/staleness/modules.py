@@ -187,7 +187,7 @@ def _attributes(part: torch.nn.Module, values: Values) -> Iterator[tuple[str, ob
             yield name, value
 
 
-def _saved(part: Any) -> Iterator[tuple[str, object]]:
+def _saved(part: torch.nn.Module) -> Iterator[tuple[str, object]]:
     """Yield what a module saves beside its weights: packed ones, whatever its class makes of it."""
     plain, cls = torch.nn.Module, _class(part)
     if cls.get_extra_state is not plain.get_extra_state and not _is_scripted(part):
@@ -229,7 +229,7 @@ def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                     yield prefix + name, value
 
 
-def _unread_buffers(part: Any, values: Values) -> Iterator[str]:
+def _unread_buffers(part: torch.nn.Module, values: Values) -> Iterator[str]:
     """Yield the buffers that are no weights: caches of computing, counts of a library's class."""
     unsaved: set[str] = part._non_persistent_buffers_set  # noqa: SLF001
     written, left_out = written_by(_class(part)), left_out_of(_class(part))

@@ -546,7 +546,7 @@ def names_in_code(cls: type) -> frozenset[str] | None:
     return frozenset(found)
 
 
-def _functions(values: Iterable[Any]) -> Iterator[FunctionType]:
+def _functions(values: Iterable[object]) -> Iterator[FunctionType]:
     for value in values:
         parts = (value.fget, value.fset) if isinstance(value, property) else (value,)
         for part in parts:

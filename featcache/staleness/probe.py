@@ -113,7 +113,7 @@ class Probe:
 _SETTINGS = ("device", "precision", "seed", "repeatable", "batched")
 
 
-def as_rows(value: Any) -> ProbeRows:
+def as_rows(value: object) -> ProbeRows:
     """Return what `compute_features` gives for a feature, in memory; bfloat16 as float32."""
     if hasattr(value, "detach"):
         tensor = value.detach().cpu()

@@ -24,7 +24,7 @@ import functools
 import logging
 import re
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType, MethodType, SimpleNamespace
@@ -35,7 +35,7 @@ import torch
 from featcache.errors import ConfigError
 from featcache.format.fingerprint import RULES
 from featcache.staleness.code import code_digest, is_users, tree_digest
-from featcache.staleness.follow import Follower, Function
+from featcache.staleness.follow import Follower, Function, Place
 from featcache.staleness.members import functions_in, is_method, is_pythons, step_into
 from featcache.staleness.modules import unwrapped
 from featcache.staleness.names import Chain, Step
@@ -134,7 +134,7 @@ def _resolve(
 
 
 def _resolve_in(
-    follower: Follower, kind: str, held: Mapping[str, Any], chain: Chain, found: Reached
+    follower: Follower, kind: str, held: Mapping[str, object], chain: Chain, found: Reached
 ) -> None:
     """Note what a chain names of the modules or hparams."""
     steps = chain.steps
@@ -153,7 +153,7 @@ def _resolve_in(
             _walk(follower, held, kind, (Step(name, item=True), *steps[1:]), found)
 
 
-def _matching(step: Step, names: Any, follower: Follower) -> set[str]:
+def _matching(step: Step, names: Iterable[str], follower: Follower) -> set[str]:
     """Return the names that a computed name may be."""
     if step.like is not None:
         return {name for name in names if re.fullmatch(step.like, name) and not is_pythons(name)}
@@ -161,7 +161,7 @@ def _matching(step: Step, names: Any, follower: Follower) -> set[str]:
 
 
 def _walk(
-    follower: Follower, value: Any, kind: str, steps: tuple[Step, ...], found: Reached
+    follower: Follower, value: object, kind: str, steps: tuple[Step, ...], found: Reached
 ) -> None:
     """Go along a chain as far as it leads to values, and note the last one, or its module."""
     name, module = "", None
@@ -230,12 +230,12 @@ def roots_of(extractor: object) -> list[torch.nn.Module]:
     return [each for each in held if isinstance(each, torch.nn.Module)]
 
 
-def hparams_of(extractor: object) -> dict[str, Any]:
+def hparams_of(extractor: object) -> dict[str, object]:
     """Return the hparams of a Brain or of anything like one."""
     return items_of(getattr(extractor, "hparams", {}))
 
 
-def items_of(container: Any) -> dict[str, Any]:
+def items_of(container: Any) -> dict[str, object]:
     """Return the items of a mapping or the attributes of a namespace; none of anything else."""
     if isinstance(container, Mapping | torch.nn.ModuleDict) or is_configuration(container):
         return dict(container.items())
@@ -311,7 +311,7 @@ def noting_changes(made_with: Provenance, again: Callable[[], Provenance]) -> It
             _note(made_with.extractor, before, again().settings())
 
 
-def as_before(extractor: object, shown: dict[str, Any]) -> None:
+def as_before(extractor: object, shown: dict[str, object]) -> None:
     """Put the values of before in place of those that computing has left."""
     known = _known(extractor)
     for path in sorted(known, key=len, reverse=True):  # what is inside comes first
@@ -487,8 +487,8 @@ def _is_given(opaque: str, given: Mapping[str, object]) -> bool:
 
 
 def _taken_apart(
-    function: Any, extractor: object, named: dict[str, object]
-) -> tuple[dict[str, object], Any, object]:
+    function: object, extractor: object, named: dict[str, object]
+) -> tuple[dict[str, object], object, object]:
     """Return other values that count, a plain function, and the object whose method it is."""
     function = _unwrapped(function, named)
     if isinstance(function, MethodType):
@@ -503,7 +503,7 @@ def _taken_apart(
     return named, function, extractor
 
 
-def _unwrapped(function: Any, named: dict[str, object]) -> Any:
+def _unwrapped(function: object, named: dict[str, object]) -> object:
     """Return what partials and functions of libraries call; what they call it with is `named`."""
     while True:
         inner, precisions = wrapped_by(function)
@@ -550,7 +550,7 @@ def _described(
 
 def _constants(
     label: str,
-    held: Mapping[str, Any],
+    held: Mapping[str, tuple[object, Place]],
     follower: Follower,
     values: Values,
     modules: dict[str, torch.nn.Module],

@@ -36,6 +36,7 @@ import torch
 import xxhash
 
 from featcache.format.files import digest
+from featcache.interface import Array
 from featcache.staleness.code import is_users
 
 # Digests of arrays and tensors: dtype, shape and values, wherever they lie.
@@ -52,7 +53,7 @@ def is_array(value: object) -> bool:
 class LaterArray:
     """An array or tensor that is to be read later."""
 
-    value: Any
+    value: Array | torch.Tensor
 
     def digest(self) -> str:
         """Return dtype, shape and xxh3-64 of the values."""
@@ -71,7 +72,7 @@ def digests_of_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     return found
 
 
-def _add(state: Any, value: Any) -> tuple[str, list[int]]:
+def _add(state: xxhash.xxh3_64, value: Array | torch.Tensor) -> tuple[str, list[int]]:
     if isinstance(value, np.ndarray):
         whole = np.ascontiguousarray(value)
         state.update(whole.reshape(-1).view(np.uint8).data if whole.size else b"")
@@ -117,7 +118,7 @@ _PATH = re.compile(
 )
 
 
-def plain_of(value: Any) -> object:
+def plain_of(value: object) -> object:
     """Describe a plain value; `NOTHING` for paths and devices."""
     if isinstance(value, bytes):
         return f"{len(value)} bytes {digest(value)}"
@@ -156,7 +157,7 @@ def seed_of(generator: Any) -> object:
     return {"class": type(generator).__qualname__, "seed": seed} if given else NOTHING
 
 
-def proxied(value: Any) -> Any:
+def proxied(value: Any) -> object:
     """Return what a `weakref.proxy` stands for, None if that is gone; another value as it is."""
     if type(value) not in weakref.ProxyTypes:
         return value
@@ -177,7 +178,7 @@ def is_configuration(value: object) -> bool:
     return loaded is not None and isinstance(value, loaded.DictConfig | loaded.ListConfig)
 
 
-def plain_configuration(value: Any) -> Any:
+def plain_configuration(value: object) -> object:
     """Return a configuration as dicts and lists, interpolated if that is possible."""
     plain = sys.modules["omegaconf"].OmegaConf.to_container
     try:
@@ -438,7 +439,7 @@ class Values:
         self._within: set[int] = set()
         self._known: dict[int, tuple[object, object]] = {}  # keeps the value, and so its id
 
-    def describe(self, value: Any, name: str = "") -> object:
+    def describe(self, value: object, name: str = "") -> object:
         """Return a tree of dicts, lists, plain values and `LaterArray`; `NOTHING` if none counts.
 
         Raises `RecursionError` for what is nested too deep.
@@ -513,14 +514,14 @@ class Values:
             return shown
         return [shown, self.describe(value.value, name)]
 
-    def items(self, values: Iterable[Any], name: str) -> list[object]:
+    def items(self, values: Iterable[object], name: str) -> list[object]:
         """Describe the items of a list, tuple or set."""
         found = [self.describe(each, name) for each in values]
         if isinstance(values, set | frozenset):
             found.sort(key=lambda each: json.dumps(settled(each), sort_keys=True))
         return [None if each is NOTHING else each for each in found]
 
-    def mapping(self, values: Mapping[Any, Any], name: str) -> dict[str, object]:
+    def mapping(self, values: Mapping[Any, object], name: str) -> dict[str, object]:
         """Describe the values of a mapping."""
         found: dict[str, object] = {}
         for key, value in values.items():
@@ -529,7 +530,7 @@ class Values:
                 found[unicode_of(text)] = inner
         return found
 
-    def _callable(self, value: Any, name: str) -> object:
+    def _callable(self, value: object, name: str) -> object:
         """Describe what can be called by its code; None for an object with state."""
         if isinstance(value, types.MethodType):
             return {
@@ -558,7 +559,7 @@ class Values:
             return {"call": called, "autocast": precisions} if precisions else called
         return None
 
-    def _object(self, value: Any, name: str) -> object:
+    def _object(self, value: object, name: str) -> object:
         cls = type(value)
         attributes = self.code.attributes(value)
         if attributes is not None:
@@ -572,7 +573,7 @@ class Values:
             self.opaque.append(f"{name} ({cls.__module__}.{cls.__qualname__})")
             return {"class": cls.__qualname__}
 
-    def _kept(self, value: object, state: Mapping[Any, Any]) -> dict[Any, Any]:
+    def _kept(self, value: object, state: Mapping[object, object]) -> dict[object, object]:
         """Return the attributes of an object but for those that its library's class keeps."""
         cls: Any = type(value)
         left_out = left_out_of(cls)
@@ -580,7 +581,7 @@ class Values:
             k: v for k, v in state.items() if k not in left_out or self.code.reads(value, str(k))
         }
 
-    def _state(self, value: Any, name: str) -> dict[str, object]:
+    def _state(self, value: object, name: str) -> dict[str, object]:
         if type(value).__module__.partition(".")[0] == "tokenizers" and hasattr(value, "to_str"):
             # a call with padding=True leaves these two behind
             kept = {
@@ -612,7 +613,7 @@ class Values:
         return {key: inner for key, inner in found.items() if inner is not NOTHING}
 
 
-def wrapped_by(value: Any) -> tuple[Any, list[str]]:
+def wrapped_by(value: object) -> tuple[object, list[str]]:
     """Return what functions of libraries wrap, and the precisions that they compute it in.
 
     `torch.no_grad()(encoder)`, `torch.compile(encoder.forward)`, `functools.lru_cache(function)`
@@ -636,7 +637,7 @@ def wrapped_by(value: Any) -> tuple[Any, list[str]]:
     return value, precisions
 
 
-def settled(tree: object) -> Any:
+def settled(tree: object) -> object:
     """Return a description as plain JSON: arrays read, large parts as digests."""
     if isinstance(tree, LaterArray):
         return tree.digest()
@@ -654,18 +655,17 @@ class _OfModule(dict[str, Any]):
     """Description of a module: shown as it is, in whatever it is held."""
 
 
-def _shown(tree: Any, items: int) -> Any:
+def _shown(tree: object, items: int) -> object:
     """Return a description, or of a large one as many levels as are small enough to be shown."""
     if items > MOST_ITEMS:
         return _digest(tree)
     depth = _depth(tree)
     while _leaves(tree) > MOST_LEAVES:
-        depth -= 1
-        tree = _cut(tree, depth)
+        tree, depth = _cut(tree, depth - 1), depth - 1
     return tree
 
 
-def _cut(tree: Any, depth: int) -> Any:
+def _cut(tree: object, depth: int) -> object:
     """Return a description whose parts of a depth are digests."""
     inner = _inner(tree)
     if inner is None:
@@ -676,17 +676,17 @@ def _cut(tree: Any, depth: int) -> Any:
     return dict(zip(tree, cut, strict=True)) if isinstance(tree, dict) else cut
 
 
-def _depth(tree: Any) -> int:
+def _depth(tree: object) -> int:
     inner = _inner(tree)
     return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
 
 
-def _leaves(tree: Any) -> int:
+def _leaves(tree: object) -> int:
     inner = _inner(tree)
     return 1 if inner is None else sum(map(_leaves, inner))
 
 
-def _inner(tree: Any) -> list[Any] | None:
+def _inner(tree: object) -> list[object] | None:
     if isinstance(tree, _OfModule):
         return None
     return [*tree.values()] if isinstance(tree, dict) else tree if isinstance(tree, list) else None

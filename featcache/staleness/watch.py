@@ -17,7 +17,16 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+    Sized,
+)
 from operator import is_
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -27,6 +36,7 @@ import torch
 
 from featcache.errors import ConfigError
 from featcache.format.fingerprint import ABSENT, RULES, canonical, differences
+from featcache.interface import Array
 from featcache.staleness.code import is_users, is_users_module, nested
 from featcache.staleness.modules import ModuleDescription, parts_of
 from featcache.staleness.provenance import VERSION, Provenance, TooDeepError
@@ -268,10 +278,10 @@ class _Seen:
         self._places: list[tuple[Callable[[Any], object], Any]] = []  # how to get it, and its name
         self._holders: list[object] = []
         self._values: list[object] = []
-        self._sized: list[Any] = []
-        self._lists: list[tuple[Any, list[object]]] = []
+        self._sized: list[Sized] = []
+        self._lists: list[tuple[Collection[object], list[object]]] = []
         self._sets: list[tuple[Any, object]] = []
-        self._samples: list[Any] = []
+        self._samples: list[Array] = []
         tensors: dict[int, torch.Tensor] = {}
         seen: set[int] = set()
         for made_with in all_made_with:
@@ -336,7 +346,7 @@ class _Seen:
             [each.tobytes() for each in self._samples],
         )
 
-    def _add(self, value: Any, made_with: Provenance, tensors: dict[int, torch.Tensor]) -> None:
+    def _add(self, value: object, made_with: Provenance, tensors: dict[int, torch.Tensor]) -> None:
         if isinstance(value, torch.Tensor):
             tensors[id(value)] = value
         elif isinstance(value, np.ndarray):
@@ -354,7 +364,7 @@ class _Seen:
             users = any(map(is_users, type(value).__mro__))
             self._add_places(held, made_with.mentioned & held.keys() if users else held.keys())
 
-    def _add_container(self, value: Any) -> None:
+    def _add_container(self, value: Collection[object]) -> None:
         if len(value) > MOST_ITEMS or (id(value), None) in self._noise:
             return
         if isinstance(value, dict):
@@ -414,7 +424,7 @@ class _Seen:
             self._places.append((get, name))
             self._holders.append(holder)
 
-    def _add_sized(self, value: Any) -> None:
+    def _add_sized(self, value: Sized) -> None:
         if (id(value), None) not in self._noise:
             self._sized.append(value)
 
@@ -423,7 +433,7 @@ def _is_same(one: object, other: object) -> bool:
     return one is other or (type(one) is type(other) and type(one) in _PLAIN and one == other)
 
 
-def _same_items(items: Any, were: Sequence[object]) -> bool:
+def _same_items(items: Collection[object], were: Sequence[object]) -> bool:
     return len(items) == len(were) and all(map(_is_same, items, were))
 
 
@@ -437,7 +447,7 @@ def _is_plain(value: torch.Tensor) -> bool:
         return False
 
 
-def _sample(value: torch.Tensor) -> Iterator[Any]:
+def _sample(value: torch.Tensor) -> Iterator[Array]:
     """Yield a few values of a tensor on the CPU, as a view."""
     as_integers = _INTEGERS.get(value.element_size())
     dense = value.is_contiguous() and not (value.is_quantized or value.is_conj() or value.is_neg())
@@ -446,7 +456,7 @@ def _sample(value: torch.Tensor) -> Iterator[Any]:
         yield flat[:: max(1, len(flat) // SAMPLES)].view(as_integers).numpy()
 
 
-def _sample_of_array(value: Any) -> Iterator[Any]:
+def _sample_of_array(value: Array) -> Iterator[Array]:
     """Yield a few values of an array, as a view."""
     if not value.dtype.hasobject and value.size and value.flags.c_contiguous:
         flat = value.reshape(-1)

@@ -486,7 +486,7 @@ def _without_ids(table: FeatureTable) -> dict[str, Column]:
     return {name: column for name, column in Columns(table).items() if name != "id"}
 
 
-def _values(column: Column) -> Any:
+def _values(column: Column) -> object:
     """Return the numbers of a column where none is missing, else a list of its values."""
     if column.kind in ("int", "float", "bool"):
         numbers, missing = column.numbers()
@@ -495,7 +495,7 @@ def _values(column: Column) -> Any:
     return list(column)
 
 
-def _imported(library: str, method: str) -> Any:
+def _imported(library: str, method: str) -> object:
     try:
         return import_module(library)
     except ImportError as error:

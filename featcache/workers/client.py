@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from importlib import import_module
 from multiprocessing import resource_tracker
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
@@ -177,7 +178,7 @@ def _reason(error: BaseException) -> str:
     return str(error)
 
 
-def need(module: str, env: str) -> Any:
+def need(module: str, env: str) -> ModuleType:
     """Import a library, or say what to install for `env`."""
     on_ctrl_c = signal.getsignal(signal.SIGINT)
     try:
@@ -194,7 +195,7 @@ def need(module: str, env: str) -> Any:
             signal.signal(signal.SIGINT, on_ctrl_c)
 
 
-def _job(env: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _job(env: str, options: Mapping[str, Any]) -> dict[str, object]:
     """Add what gives a job's workers one thread for tasks, and their share of its cores."""
     from dask import config
 
@@ -221,7 +222,7 @@ def _texts(values: Iterable[object] | None) -> list[str]:
     return [str(value) for value in values or ()]
 
 
-def _ssh_cluster(n_workers: int, options: dict[str, Any]) -> Any:
+def _ssh_cluster(n_workers: int, options: dict[str, object]) -> object:
     hosts = options.get("hosts")
     if not isinstance(hosts, list) or len(hosts) != n_workers + 1:
         raise ConfigError(

@@ -128,7 +128,7 @@ class Dispatch(Generic[T]):
                 raise outcome
             yield task, outcome
 
-    def _outcomes(self, tend: Callable[[], None]) -> Iterator[tuple[T, Any]]:
+    def _outcomes(self, tend: Callable[[], None]) -> Iterator[tuple[T, object]]:
         while self._waiting or self._under_way:
             self._submit()
             self._workers.look_after()
@@ -158,7 +158,7 @@ class Dispatch(Generic[T]):
             self._under_way[number] = _UnderWay(number, task, future, address)
             future.add_done_callback(lambda _, number=number: self._inbox.put((number, None)))  # type: ignore[no-untyped-call]
 
-    def _messages(self) -> Iterator[tuple[T, Any]]:
+    def _messages(self) -> Iterator[tuple[T, object]]:
         """Wait up to a second for messages, and yield what all of them say."""
         wait_s = 1.0
         with suppress(queue.Empty):

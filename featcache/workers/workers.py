@@ -182,7 +182,7 @@ def answers_within(client: Client, seconds: float, *calls: Callable[[], Any]) ->
         except Exception as error:
             return error
 
-    async def answers() -> list[Any]:
+    async def answers() -> list[object]:
         asked = [asyncio.ensure_future(answer(call)) for call in calls]
         if asked:
             await asyncio.wait(asked, timeout=seconds)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TextIO, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, DuplicateIdError, FeatureError, KeyNotFoundError
 from featcache.format.annotation_columns import (
@@ -49,7 +48,7 @@ from featcache.format.manifest import (
     new_generation_name,
     with_needed,
 )
-from featcache.format.part import SealedPart
+from featcache.format.part import Columns, SealedPart
 from featcache.interface import Ints
 from featcache.reading.verify import raise_damage
 from featcache.writing.held import HeldCache, held_to_edit
@@ -484,7 +483,7 @@ def _annotated(
         return None
     annotations: dict[str, AnnotationEntry] = {}
 
-    def columns() -> Iterator[tuple[str, NDArray[Any]]]:
+    def columns() -> Columns:
         for name, dtype in file.dtypes.items():
             if not name.startswith(PREFIX):
                 yield name, file.column(name, np.dtype(dtype).type)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -41,6 +41,7 @@ from featcache.format.manifest import (
     with_needed,
 )
 from featcache.format.part import (
+    Columns,
     RowIds,
     SealedPart,
     container_columns,
@@ -254,7 +255,7 @@ class GenerationAnnotations:
         self._annotated = [AnnotatedRows.of_part(cache, *each) for each in self._parts]
         self._kinds = dict(sorted(widest_kinds(cache, self._annotated, kinds).items()))
 
-    def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
+    def columns(self) -> Columns:
         """Yield the columns of all annotations, one annotation at a time."""
         for name, kind in self._kinds.items():
             # taken away from all rows, it must not be forgotten: parts may have values of it

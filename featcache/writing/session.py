@@ -244,7 +244,7 @@ def _with_file(cache: Path, manifest: Manifest, role: str, data: bytes) -> Manif
     return replace(manifest, building_files=others | {name: digest(data)})
 
 
-def start(held: HeldCache, content: Mapping[str, Any], overwrite: bool) -> None:
+def start(held: HeldCache, content: Mapping[str, object], overwrite: bool) -> None:
     """Make the manifest on disk name the build that all writers add parts to, from `content`.
 
     What the last writer left superseded goes.

@@ -259,7 +259,7 @@ def test_what_cannot_be_a_cut_is_named(tmp_path: Path, client: Any) -> None:
     with pytest.raises(
         ConfigError, match=r"client is a Dask client .*with get_client\(config\) as client"
     ):
-        cutset_from_huggingface(INFO, 3, path, client={"env": "local"})
+        cutset_from_huggingface(INFO, 3, path, client={"env": "local"})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="a number of rows, not -1"):
         cutset_from_huggingface(INFO, -1, path)
     (tmp_path / "wavs" / "2.flac").unlink()

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from featcache.declaration import Features, FeatureStorageConfig, by_name
+from featcache.declaration import DeclaredFeature, Features, FeatureStorageConfig, by_name
 from featcache.errors import ConfigError, CorruptCacheError, FeatureError, KeyNotFoundError
 from featcache.extraction.table_rows import TableRows, is_adopted
 from featcache.format.annotations import Value, wider_kind
@@ -22,7 +21,7 @@ from featcache.format.fingerprint import fingerprint_digest
 from featcache.format.index import FeatureColumns
 from featcache.format.manifest import read_manifest
 from featcache.format.part import SealedPart, checksum, sealed_in
-from featcache.interface import Ints
+from featcache.interface import Array, Ints
 from featcache.reading.feature_arrays import OpenedPart, stored_blocks
 from featcache.reading.generation import Generation
 from featcache.reading.opening import ROLE, joined_mapping, witnesses
@@ -93,7 +92,7 @@ def _filled(given: FeatureStorageConfig, source: FeatureStorageConfig) -> Featur
         raise ConfigError(
             f"feature {given.name!r} has {text}: declare it with time_axis={source.time_axis}"
         )
-    content = given.to_json()
+    content: dict[str, object] = {**given.to_json()}
     if given.frame_s is None:
         content |= {"frame_s": source.frame_s, "offset_s": source.offset_s}
     if given.dims is None:
@@ -147,7 +146,7 @@ def carried_fingerprint(rows: TableRows, features: Declared) -> dict[str, object
     return {**made, CONVERTED: rounded} if rounded else made
 
 
-def _rounds(was: Mapping[str, Any], feature: FeatureStorageConfig) -> bool:
+def _rounds(was: DeclaredFeature, feature: FeatureStorageConfig) -> bool:
     """Whether a stored feature is less exact than one computed as `feature` declares it."""
     if was["codec"] != RAW and not get_codec(was["codec"]).lossless:
         return True
@@ -155,7 +154,7 @@ def _rounds(was: Mapping[str, Any], feature: FeatureStorageConfig) -> bool:
     return floats and not holds(was["dtype"], feature.dtype)
 
 
-def _without(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+def _without(fingerprint: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in fingerprint.items() if key != _FEATURES}
 
 
@@ -400,7 +399,7 @@ def _same_bytes(was: FeatureStorageConfig, now: FeatureStorageConfig) -> bool:
     return same and (now.codec == RAW or was.make_codec() == now.make_codec())
 
 
-def _same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
+def _same_bits(a: Array, b: Array) -> bool:
     return a.dtype == b.dtype and bool(
         np.array_equal(
             np.ascontiguousarray(a).reshape(-1).view(np.uint8),
@@ -409,7 +408,7 @@ def _same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
     )
 
 
-def _largest_difference(a: NDArray[Any], b: NDArray[Any]) -> float:
+def _largest_difference(a: Array, b: Array) -> float:
     """Return the largest difference of two arrays' finite numbers."""
     with np.errstate(invalid="ignore"):
         apart = np.abs(a.astype(np.float64) - b.astype(np.float64))

@@ -200,7 +200,7 @@ def test_an_option_of_a_codec_that_a_reader_does_not_know_is_refused(
     with CacheWriter(cache, [declared], FINGERPRINT) as writer:
         writer.write("a", {"fbank": np.ones((3, 4), np.float32)})
     featcache.open(cache).read("a", "fbank")
-    options = {**declared.to_json()["codec_options"], "delta": True}  # type: ignore[dict-item]
+    options = {**declared.to_json()["codec_options"], "delta": True}
     declare(cache, codec_options=options)
     for read in (
         lambda: featcache.open(cache).read("a", "fbank"),
