@@ -1,7 +1,8 @@
-"""Links, pages, words of make and names that the pages of the project mention: they exist."""
+"""Links, pages, words of make and names that the pages mention exist; their Python is Python."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 from collections.abc import Iterator
@@ -102,6 +103,13 @@ def test_words_of_make_exist(page: Path) -> None:
     words = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     told = re.findall(r"`make (?:\w+=\S+ )*([a-z ]+)`", page.read_text())
     assert {word for each in told for word in each.split()} <= set(words)
+
+
+def test_blocks_of_python_are_python() -> None:
+    """Those with prompts are run by doctest, most others by tests of their page."""
+    for page in PAGES:
+        for block in re.findall(r"^```python\n([^>].*?)^```", page.read_text(), re.M | re.S):
+            ast.parse(block, str(page))
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=names_of(GUIDES))
