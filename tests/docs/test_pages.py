@@ -94,6 +94,8 @@ def test_each_page_of_docs_is_found_from_the_readme() -> None:
 
 def test_pages_that_are_named_exist() -> None:
     for path in [*PAGES, *SOURCES]:
+        if path.name == "CHANGELOG.md":  # it tells of the past
+            continue
         named = set(re.findall(r"\bdocs/[\w/.-]+\.md\b", path.read_text()))
         assert not [page for page in named if not (ROOT / page).exists()], path
 
