@@ -19,7 +19,7 @@ def run_the_lines(folder: Path) -> str:
     (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     script = folder / "train.py"
     script.write_text(code)
-    command = [sys.executable, "-W", "error", str(script)]
+    command = [sys.executable, str(script)]
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, check=True, timeout=200
     )
