@@ -74,7 +74,7 @@ ONLY = os.environ.get("FEATCACHE_RIGHTNESS_ONLY", "")
 SHARE = float(os.environ.get("FEATCACHE_RIGHTNESS_SHARE", "10")) / 100
 FURTHER = os.environ.get("FEATCACHE_RIGHTNESS_WAYS", ",".join(WAYS)).split(",")
 SEED = 24
-# kinds and names of changes that a way may see otherwise; the README says why
+# kinds and names of changes that a way may see otherwise; what-is-checked.md says why
 OF_MIXIN = {"precision of evaluation", "precision of evaluation, set too late"}
 OF_SETTINGS = {"the batch size"}  # an argparse.Namespace that an object holds counts as a whole
 OF_HELD = (
