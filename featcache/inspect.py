@@ -138,8 +138,7 @@ def report(
     """
     from featcache import report_page
 
-    several = isinstance(caches, Sequence) and not isinstance(caches, str)
-    listed = list(caches) if several else [caches]
+    listed = [caches] if isinstance(caches, Cache | str | os.PathLike) else list(caches)
     if not 1 <= len(listed) <= 2:
         raise ConfigError(f"a report is about one cache or two, not about {len(listed)}")
     whole_number("pictures", pictures, 0)

@@ -54,7 +54,7 @@ _VOID = {"br", "img", "input", "link", "meta", "hr"}
 
 def joined(*children: Child) -> Html:
     """Return children one after the other, what is no `Html` escaped."""
-    parts = []
+    parts: list[str] = []
     for child in children:
         if isinstance(child, Html):
             parts.append(child)
@@ -97,12 +97,11 @@ def bytes_text(value: float) -> str:
     >>> bytes_text(999), bytes_text(18_900_000)
     ('999 B', '18.9 MB')
     """
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 999.5:
-            break
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while value >= 999.5 and len(units) > 1:
         value /= 1000
-    else:
-        unit = "TB"
+        units.pop(0)
+    unit = units[0]
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
 
 
@@ -113,8 +112,17 @@ def nbytes(value: int, of: str | None = None) -> Html:
 
 def percent(share: float, of: str | None = None) -> Html:
     """Return a share as per cent."""
-    text = f"{share:.1%}" if 0 < share < 0.0995 or 0.9 < share < 1 else f"{share:.0%}"
-    return number(share, of, text.replace("%", " %"))
+    return number(share, of, percent_text(share))
+
+
+def percent_text(share: float) -> str:
+    """Return a share as per cent, with a decimal near its ends.
+
+    >>> percent_text(0.42), percent_text(0.076), percent_text(0.999)
+    ('42 %', '7.6 %', '99.9 %')
+    """
+    places = 1 if 0 < share < 0.0995 or 0.9 < share < 1 else 0
+    return f"{100 * share:.{places}f} %"
 
 
 # Axes.
@@ -151,18 +159,17 @@ def _labelled(plot: Html, x: Axis, y: Axis, *, tall: bool = False) -> Html:
     across = (
         element("span", short(tick), style=f"left:{x.place(tick):.2f}%") for tick in x.ticks()
     )
-    up = (
-        element("span", short(tick), style=f"bottom:{y.place(tick):.2f}%") for tick in y.ticks(4)
-    )
+    up = (element("span", short(tick), style=f"bottom:{y.place(tick):.2f}%") for tick in y.ticks(4))
     return element(
         "div",
         element("div", y.label, class_="y-label", aria_hidden="true"),
-        element("div", element("div", up, class_="y-ticks", aria_hidden="true"), plot, class_="plot"),
+        element(
+            "div", element("div", up, class_="y-ticks", aria_hidden="true"), plot, class_="plot"
+        ),
         element("div", across, class_="x-ticks", aria_hidden="true"),
         element("div", x.label, class_="x-label", aria_hidden="true"),
         class_="chart tall" if tall else "chart",
     )
-
 
 
 def _svg(title: str, description: str, y: Axis, *shapes: str) -> Html:
@@ -236,7 +243,10 @@ def band(
     """Draw a line within a band: `lines` are its lower end, the line, its upper end."""
     x, y = axes
     low, middle, high = (
-        [f"{_f(x.place(float(a)))},{_f(100 - y.place(float(v)))}" for a, v in zip(at, each, strict=True)]
+        [
+            f"{_f(x.place(float(a)))},{_f(100 - y.place(float(v)))}"
+            for a, v in zip(at, each, strict=True)
+        ]
         for each in lines
     )
     area = f'<polygon class="band" points="{" ".join([*low, *high[::-1]])}"/>'
@@ -245,7 +255,11 @@ def band(
 
 
 def curve(
-    title: str, description: str, at: Sequence[float], values: Sequence[float], axes: tuple[Axis, Axis]
+    title: str,
+    description: str,
+    at: Sequence[float],
+    values: Sequence[float],
+    axes: tuple[Axis, Axis],
 ) -> Html:
     """Draw a line."""
     x, y = axes
@@ -322,6 +336,18 @@ def _png(colours: NDArray[np.uint8]) -> str:
         for kind, each in chunks
     )
     return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def legend(low: float, high: float, of: str) -> Html:
+    """Return the colours of heat maps with the numbers that they stand for."""
+    colours = (element("i", style=f"background:{colour}") for colour in RAMP)
+    return element(
+        "span",
+        f"{of} {short(low)} ", element("span", colours, class_="ramp", aria_hidden="true"),
+        f" {short(high)}, not finite ",
+        element("i", class_="ramp", style=f"background:{NOT_FINITE};width:12px"),
+        class_="legend",
+    )  # fmt: skip
 
 
 def image(url: str, alt: str, **attributes: object) -> Html:

@@ -15,7 +15,7 @@ from featcache.reading.generation import Generation
 from featcache.reading.opening import open_again
 from featcache.report_page.annotated import Annotations, annotations_of
 from featcache.report_page.lengths import BATCH, LengthCounts
-from featcache.report_page.odd import Oddity, oddities, odd_dims
+from featcache.report_page.rules import Oddity, odd_dims, oddities
 from featcache.report_page.values import (
     Chosen,
     FeatureValues,
@@ -272,7 +272,8 @@ def _of_padding(facts: CacheFacts) -> Iterator[Finding]:
     counts = facts.lengths[facts.main]
     random, bucketed = counts.padding(1), counts.padding(BUCKETS)
     text = (
-        f"padding {random:.0%} in random batches of {BATCH}, {bucketed:.0%} with {BUCKETS} buckets"
+        f"padding {100 * random:.0f} % in random batches of {BATCH}, {100 * bucketed:.0f} % with "
+        f"{BUCKETS} buckets"
     )
     level = "look" if random > MUCH_PADDING else "fine"
     yield Finding("padding", round(100 * random), (), text, level, "lengths")

@@ -64,7 +64,7 @@ class LengthCounts:
             return []
         wanted = sums[-1] * (np.arange(buckets) + 1) / buckets
         places = np.minimum(np.searchsorted(sums, wanted), len(sums) - 1)
-        return self.lengths[np.unique([*places, len(sums) - 1])].tolist()
+        return [int(each) for each in self.lengths[np.unique([*places, len(sums) - 1])]]
 
     def padding(self, buckets: int, batch: int = BATCH) -> float:
         """Return the share of padding in batches of utterances at random, within each bucket.
@@ -126,7 +126,7 @@ def nice_edges(least: float, most: float, bins: int, *, whole: bool) -> NDArray[
             continue
         first, last = math.floor(least / step), math.floor(most / step) + 1
         if last - first <= bins:
-            return np.arange(first, last + 1) * step
+            return np.arange(first, last + 1, dtype=np.float64) * step
     return np.array([least, most])
 
 

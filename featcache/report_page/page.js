@@ -27,7 +27,7 @@
     return number ? Number(number.value) : cell.textContent.toLowerCase();
   };
   for (const table of all(document, "table.sorts")) all(table, "th").forEach((heading, column) => {
-    if (!heading.textContent) return;
+    if (heading.classList.contains("bars")) return;
     const button = document.createElement("button");
     button.type = "button";
     button.append(...heading.childNodes);

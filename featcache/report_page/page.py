@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from featcache.report_page import sections
-from featcache.report_page.charts import Html, element, joined, nbytes, number
+from featcache.report_page import distributions, odd_ones, sections
+from featcache.report_page.charts import Html, element, joined, nbytes, number, percent_text
 from featcache.report_page.facts import CacheFacts, Finding, differences_of, findings
-from featcache.report_page.sections import Scales, View, python, table
 from featcache.report_page.values import Sample
+from featcache.report_page.view import Scales, View, day, python, table
 
 POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -107,7 +107,8 @@ def _document(
         element("style", Html(_asset("page.css"))),
     )
     script = element("script", Html(_asset("page.js")))
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{body}\n{script}</body></html>\n'
+    document = element("html", element("head", head), element("body", body, script), lang="en")
+    return f"<!doctype html>\n{document}\n"
 
 
 def _asset(name: str) -> str:
@@ -120,8 +121,8 @@ def _name(facts: CacheFacts) -> str:
 
 def _head(views: Sequence[View], title: str) -> Html:
     facts = views[0].facts
-    generation = facts.opened.manifest.generation
-    lines = f"generation {generation}, made {facts.made_from.get('made', 'at an unknown time')}"
+    generation, made = facts.opened.manifest.generation, facts.made_from.get("made")
+    lines = f"generation {generation}, made {day(made)}"
     if len(views) > 1:
         lines = "two caches, one below the other, on the same axes"
     return joined(
@@ -140,15 +141,15 @@ def _sections(
     changed: Mapping[str, Sequence[str]],
 ) -> list[Html]:
     places = {view.place: found[view.place] for view in views}
-    rows = {view.place: sections.odd_rows(view.facts) for view in views}
+    rows = {view.place: odd_ones.odd_rows(view.facts) for view in views}
     made: list[tuple[str, str, str, Callable[[View], Html]]] = [
         ("first", "Look at first", "", lambda view: sections.look_first(view, places[view.place])),
         ("origin", "Is it the right one", "", sections.origin),
-        ("lengths", "Lengths", "Will it pad, and where to cut.", sections.lengths),
-        ("values", "Values", "Whether a dimension is dead or shifted.", sections.values),
+        ("lengths", "Lengths", "Will it pad, and where to cut.", distributions.lengths),
+        ("values", "Values", "Whether a dimension is dead or shifted.", distributions.values),
         ("odd", "Odd ones", "",
-         lambda view: sections.odd(view, rows[view.place], pictures, seed)),
-        ("annotations", "Who and what", "", sections.annotations),
+         lambda view: odd_ones.odd(view, rows[view.place], pictures, seed)),
+        ("annotations", "Who and what", "", distributions.who_and_what),
         ("storage", "Storage", "", sections.storage),
         ("made-from", "Made from", "", sections.made_from),
     ]  # fmt: skip
@@ -173,7 +174,7 @@ def _tiles(view: View) -> Html:
             "p",
             "Values are from ",
             number(len(chosen.rows), view.named("sampled")),
-            f" of {chosen.of:,} utterances ({share:.2g} of all): a fault of fewer than 1 in "
+            f" of {chosen.of:,} utterances ({percent_text(share)}): a fault of fewer than 1 in "
             f"{max(int(len(chosen.drawn) / 4.6), 1):,} may be missed. Lengths, annotations and "
             "doubles are of all.",
             class_="banner",
@@ -210,13 +211,13 @@ def _differences(views: Sequence[View], changed: Mapping[str, Sequence[str]]) ->
     ]  # fmt: skip
     names = dict.fromkeys(each.name for facts in (first, second) for each in facts.features)
     for name in names:
-        told = []
+        told: list[str | Html] = []
         for facts in (first, second):
             one = next((each for each in facts.features if each.name == name), None)
             told.append("is not there" if one is None else joined(
                 f"{one.shape} {one.dtype} {one.backend} {one.codec}, ", nbytes(one.stored)
             ))  # fmt: skip
-        rows.append((name, *told))
+        rows.append((name, told[0], told[1]))
     heads = ["", _name(first), _name(second)]
     lines = [line for key in ("fingerprint", "recorded") for line in changed.get(key, ())]
     listed = element("ul", (element("li", element("code", line)) for line in lines))
@@ -241,10 +242,10 @@ def _how(place: int, views: Sequence[View], pictures: int, sample: Sample, seed:
     said = []
     for view in views:
         chosen = view.facts.chosen
-        which = f"{_name(view.facts)}: " if view.several else ""
+        of = f" of {_name(view.facts)}" if view.several else ""
         said.append(
-            f"{which}all {chosen.of:,} utterances were read." if chosen.is_all else
-            f"{which}{len(chosen.drawn):,} utterances with the smallest hash of seed {seed} and "
+            f"All {chosen.of:,} utterances{of} were read." if chosen.is_all else
+            f"{len(chosen.drawn):,} utterances{of} with the smallest hash of seed {seed} and "
             f"id were read, and {len(chosen.ends):,} of the shortest and longest."
         )  # fmt: skip
     return element(
@@ -275,7 +276,7 @@ def _ids_block(view: View) -> Html:
         for at in np.flatnonzero(np.isin(rows, each.rows)).tolist():
             kinds.setdefault(at, []).append(each.kind)
     data = {
-        "ids": sections.ids_of(facts, rows),
+        "ids": list(facts.table.selection.packed_ids(rows)),
         "frames": frames,
         "odd": {str(at): ", ".join(dict.fromkeys(each)) for at, each in kinds.items()},
         "rows": rows.tolist() if len(rows) < count else None,

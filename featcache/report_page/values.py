@@ -54,7 +54,9 @@ class Chosen:
         return np.sort(np.concatenate([self.drawn, self.ends]))
 
 
-def choose(table: FeatureTable, lengths: Ints | None, nbytes: int, sample: Sample, seed: int) -> Chosen:
+def choose(
+    table: FeatureTable, lengths: Ints | None, nbytes: int, sample: Sample, seed: int
+) -> Chosen:
     """Choose rows to read: as many as `sample` says, or all where that takes no long time.
 
     Args:
@@ -138,7 +140,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class FeatureValues:
-    """What the arrays of a feature hold."""
+    """Values of the arrays of a feature."""
 
     name: str
     width: int  # numbers of a frame
@@ -370,7 +372,7 @@ class _TokenCounts:
     def add(self, frames: NDArray[Any], whole: bool) -> bool:
         """Count; False where these are no tokens, but quantities."""
         flat = frames.reshape(-1)
-        if not (0 <= int(flat.min()) and int(flat.max()) < MOST_TOKENS):
+        if not (int(flat.min()) >= 0 and int(flat.max()) < MOST_TOKENS):
             return False
         if whole:
             counts = np.bincount(flat, minlength=len(self._counts))

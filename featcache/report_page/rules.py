@@ -36,7 +36,8 @@ RULES = {
     "numbers a frame",
     "doubled": "another utterance has the same array (equal checksums)",
     "out of step": f"features, or its duration, end more than {FEW_FRAMES} frames apart",
-    "clipped": f"more than {CLIPPED:.0%} of its values are the least or the largest of the cache",
+    "clipped": f"more than {100 * CLIPPED:.0f} % of its values are the least or the largest of "
+    "the cache",
     "level": f"its mean is more than {DEVIATIONS:.0f} robust deviations from the median "
     "(1.4826 times the median distance to it)",
     "spread": f"its deviation is more than {DEVIATIONS:.0f} robust deviations from the median",
@@ -160,7 +161,7 @@ def _clipped(found: FeatureValues, varies: Ints) -> Iterator[Oddity]:
     def says(at: int) -> str:
         here = far[at]
         end, value = ("least", least) if low[here] >= high[here] else ("largest", most)
-        return f"{share[here]:.1%} of its values are the {end} of the cache, {value:.4g}"
+        return f"{100 * share[here]:.1f} % of its values are the {end} of the cache, {value:.4g}"
 
     yield from Oddity.of("clipped", found.name, u.rows[far], share[far], says)
 
@@ -273,5 +274,7 @@ def odd_dims(found: FeatureValues) -> list[tuple[int, str]]:
     for dim in np.flatnonzero(std > LOUD * usual).tolist() if usual > 0 else []:
         said.append((dim, f"loud: its deviation is {std[dim]:.4g}, {std[dim] / usual:.0f} medians"))
     for dim in np.flatnonzero((clipped > DIM_CLIPPED) & (std >= DEAD)).tolist():
-        said.append((dim, f"clipped: {clipped[dim]:.0%} of its values are its least or its most"))
+        said.append(
+            (dim, f"clipped: {100 * clipped[dim]:.0f} % of its values are its least or its most")
+        )
     return said
