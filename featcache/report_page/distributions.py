@@ -313,7 +313,8 @@ def _tokens(view: View, found: FeatureValues) -> Html:
     ]  # fmt: skip
     rows = (
         (number(token), number(count, view.named(f"{name} token {token}")),
-         percent(count / total), bar_in_cell(count / counts[0]))
+         percent(count / total, view.named(f"{name} share {token}")),
+         bar_in_cell(count / counts[0]))
         for token, count in shown
     )  # fmt: skip
     charts = _token_charts(name, said, first, covered, counts)
@@ -346,7 +347,7 @@ def _token_charts(
     shares = [0.0, *covered[::step].tolist(), 1.0]
     axes = (
         Axis(0, float(len(covered)), "so many tokens, the most frequent first"),
-        Axis(0, 1, "make this share of all"),
+        Axis(0, 1.05, "make this share of all"),
     )
     return (
         bars(f"Most frequent tokens of {name}", first, edges, some, by_rank),
@@ -382,13 +383,17 @@ def _groups(view: View, found: Groups) -> Html:
     hours = facts.hours
     unit = "hours" if hours is not None else "frames" if facts.lengths else "utterances"
     share = found.frames[0] / total if len(found.frames) else 0.0
-    first = found.values[0] if found.values else ""
+    largest = Html("")
+    if found.values:
+        part = percent(share, view.named(f"{found.name} largest share"))
+        largest = joined("; the largest, ", found.values[0], ", has ", part, f" of all {unit}")
     said: Child = [
         number(found.groups, view.named(f"values of {found.name}")),
         f" value{'s' * (found.groups != 1)}",
-        *(["; the largest, ", first, ", has ", percent(share), f" of all {unit}"] if first else []),
-        *([f"; {found.missing:,} utterances have none"] if found.missing else []), ".",
-    ]  # fmt: skip
+        largest,
+        f"; {found.missing:,} utterances have none" if found.missing else "",
+        ".",
+    ]
     most = max(int(found.frames.max(initial=0)), 1)
     rows = []
     for value, count, frames in zip(found.values, found.utterances, found.frames, strict=True):
@@ -398,7 +403,7 @@ def _groups(view: View, found: Groups) -> Html:
             (value, number(int(count), f"{named} utterances"),
              number(float(amount) if hours is not None else int(amount), f"{named} {unit}",
                     f"{amount:,.2f}" if hours is not None else None),
-             percent(frames / total), bar_in_cell(frames / most))
+             percent(frames / total, f"{named} share"), bar_in_cell(frames / most))
         )  # fmt: skip
     left = found.groups - len(found.values)
     heads = [found.name, "utterances", unit, "share", BARS]
@@ -452,7 +457,7 @@ def _text(view: View, found: TextLengths) -> Html:
     counts = found.bins
     bins = ((f"{short(found.character_edges[up])} to {short(found.character_edges[up + 1] - 1)}",
              f"{short(found.frame_edges[across])} to {short(found.frame_edges[across + 1] - 1)}",
-             number(int(counts[up, across])))
+             number(int(counts[up, across]), view.named(f"{found.name} bin {up} {across}")))
             for up, across in sorted(zip(*np.nonzero(counts), strict=True),
                                      key=lambda at: -counts[at])[:100])  # fmt: skip
     return element(

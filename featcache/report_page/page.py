@@ -203,19 +203,20 @@ def _differences(views: Sequence[View], changed: Mapping[str, Sequence[str]]) ->
     first, second = (view.facts for view in views)
     ids = differences_of([first, second])
     rows: list[tuple[str, str | Html, str | Html]] = [
-        ("utterances", number(len(first.table)), number(len(second.table))),
+        ("utterances", number(len(first.table), "first utterances"),
+         number(len(second.table), "second utterances")),
         ("only in this one", number(ids["first"], "only in first"),
          number(ids["second"], "only in second")),
-        ("frames", number(first.features[0].frames if first.features else 0),
-         number(second.features[0].frames if second.features else 0)),
     ]  # fmt: skip
     names = dict.fromkeys(each.name for facts in (first, second) for each in facts.features)
     for name in names:
         told: list[str | Html] = []
-        for facts in (first, second):
+        for which, facts in (("first", first), ("second", second)):
             one = next((each for each in facts.features if each.name == name), None)
             told.append("is not there" if one is None else joined(
-                f"{one.shape} {one.dtype} {one.backend} {one.codec}, ", nbytes(one.stored)
+                number(one.frames, f"{which} frames of {name}"),
+                f" {'frames' if one.has_frames else 'arrays'}, {one.shape} {one.dtype} ",
+                f"{one.backend} {one.codec}, ", nbytes(one.stored, f"{which} bytes of {name}"),
             ))  # fmt: skip
         rows.append((name, told[0], told[1]))
     heads = ["", _name(first), _name(second)]

@@ -149,7 +149,11 @@ def storage(view: View) -> Html:
     most = max((each.stored for each in facts.features), default=0) or 1
     for each in facts.features:
         half = each.raw // 2 if each.dtype == "float32" else each.raw // 4
-        smaller = nbytes(half) if each.dtype in ("float32", "float64") else "-"
+        smaller = (
+            nbytes(half, view.named(f"float16 bytes of {each.name}"))
+            if each.dtype in ("float32", "float64")
+            else "-"
+        )
         ratio = each.stored / each.raw if each.raw else 1.0
         rows.append(
             (element("code", each.name), each.shape, each.dtype, each.backend, each.codec,

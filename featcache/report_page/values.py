@@ -117,7 +117,7 @@ class UtteranceValues:
 
 @dataclass(frozen=True)
 class Tokens:
-    """How often each token comes, over all frames that were read."""
+    """Counts of tokens, over all frames that were read."""
 
     values: Ints  # that come, ascending
     counts: Ints
