@@ -6,21 +6,29 @@ Plain data, for people and for tools.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from featcache._checks import directory
 from featcache._loading import load
+from featcache.errors import CorruptCacheError
+from featcache.format.feature_sets import every_directory, tags_of_sets
 from featcache.format.files import reading
 from featcache.format.fingerprint import differences
+from featcache.format.lock import Holder, holder, may_live
+from featcache.format.part import part_directories
 from featcache.reading.generation import Generation
 from featcache.reading.opening import (
     CachePath,
     joined_mapping,
     made_at,
+    made_by,
     open_generation,
     witnesses,
 )
+from featcache.reading.unpublished import count_unpublished
 from featcache.store import Cache
 
 if TYPE_CHECKING:
@@ -39,6 +47,103 @@ _SOURCES = "sources"  # of the witnesses: the text of each function, by file and
 def __getattr__(name: str) -> object:
     value = globals()[name] = load("featcache.inspect", _HOMES, name)
     return value
+
+
+def info(cache: Cache | CachePath) -> dict[str, object]:
+    """Return what a cache holds, and how far it is, as JSON: no array is read, no lock taken.
+
+    "path"; "kind": "cache", "sets" (features that were added later) or "adopted"; "state":
+    "complete", "incomplete", "being written" or "damaged"; "error": why it is damaged;
+    "utterances", "expected" and "failed" are numbers; "hours" of the first feature that has
+    `frame_s`; "bytes" of all arrays as they are stored; "generation", "tags"; "made": {"when",
+    "by"}; "writer": {"host", "pid", "since", "utterances"}, these durable and not published yet;
+    "features": [{"name", "frames", "dims", "dtype", "backend", "codec", "bytes", "frame_s"}];
+    "annotations": their kinds by name. None stands for what is not known.
+
+    Raises `NotACacheError` where there is no cache.
+
+    >>> import tempfile, featcache
+    >>> path = tempfile.mkdtemp()
+    >>> featcache.CacheWriter(path, [featcache.FeatureStorageConfig("fbank")]).close()
+    >>> found = featcache.inspect.info(path)
+    >>> found["state"], found["utterances"]
+    ('incomplete', 0)
+    """
+    try:
+        opened = _opened(cache)
+        with reading(opened.path):
+            return _info(opened)
+    except CorruptCacheError as error:
+        path = cache.path if isinstance(cache, Cache) else directory(cache, "a cache").absolute()
+        unknown = dict.fromkeys(_INFO)
+        known = {"path": str(path), "state": "damaged", "error": str(error)}
+        return {**unknown, **known, "tags": {}, "features": [], "annotations": {}}
+
+
+_INFO = (
+    *("path", "kind", "state", "error", "utterances", "expected", "failed", "hours", "bytes"),
+    *("generation", "tags", "made", "writer", "features", "annotations"),
+)
+
+
+def _info(opened: Generation) -> dict[str, object]:
+    manifest, sets = opened.manifest, list(opened.sets.values()) or [opened]
+    recorded = [witnesses(each) for each in sets]
+    made = max(map(made_at, sets, recorded))
+    features = [_feature(opened, name) for name in opened.features]
+    writer = None if opened.version else _writer(opened.cache_path, sets)
+    adopted = any(part.adopted is not None for each in sets for part in each.manifest.parts)
+    return {
+        "path": str(opened.cache_path),
+        "kind": "sets" if opened.sets else "adopted" if adopted else "cache",
+        "state": "being written" if writer else "complete" if manifest.complete else "incomplete",
+        "error": None,
+        "utterances": manifest.rows,
+        "expected": None if manifest.expected is None else manifest.expected.count,
+        "failed": len(opened.failed),
+        "hours": next((each["hours"] for each in features if each["hours"] is not None), None),
+        "bytes": sum(int(columns.nbytes.sum()) for columns in opened.index.features.values()),
+        "generation": manifest.generation,
+        "tags": tags_of_sets(opened.cache_path),
+        "made": {"when": _iso(made), "by": next(filter(None, map(made_by, recorded)), None)},
+        "writer": writer,
+        "features": features,
+        "annotations": {name: each.kind for name, each in manifest.annotations.items()},
+    }
+
+
+def _feature(opened: Generation, name: str) -> dict[str, object]:
+    declared, columns = opened.manifest.features[name], opened.index.features[name]
+    frame_s = declared.get("frame_s")
+    frames = None if declared["time_axis"] is None else int(columns.rows.sum())
+    return {
+        "name": name,
+        "frames": frames,
+        "dims": list(opened.manifest.dims[name]) if name in opened.manifest.dims else None,
+        "dtype": declared["dtype"],
+        "backend": declared["backend"],
+        "codec": declared["codec"],
+        "bytes": int(columns.nbytes.sum()),
+        "frame_s": frame_s,
+        "hours": None if frame_s is None or frames is None else frames * frame_s / 3600,
+    }
+
+
+def _writer(cache: Path, sets: Sequence[Generation]) -> dict[str, object] | None:
+    """Return who writes a cache as its lock files say, and what is durable beside a generation."""
+    places = every_directory(cache)
+    known = {part.name for each in sets for part in each.manifest.parts}
+    parts = (part for place in places for part in part_directories(place))
+    found = map(holder, (*places, *(part for part in parts if part.name not in known)))
+    at_work: Holder | None = next((each for each in found if may_live(each)), None)
+    if at_work is None:
+        return None
+    count = sum(count_unpublished(each.path, each.manifest) for each in sets)
+    return {**at_work._asdict(), "utterances": count}
+
+
+def _iso(time: datetime) -> str:
+    return time.isoformat(timespec="seconds")
 
 
 def made_from(cache: Cache | CachePath) -> dict[str, object]:
@@ -66,7 +171,7 @@ def made_from(cache: Cache | CachePath) -> dict[str, object]:
         "generation": opened.manifest.generation,
         "utterances": opened.manifest.rows,
         "complete": opened.manifest.complete,
-        "made": made.isoformat(timespec="seconds"),
+        "made": _iso(made),
         "fingerprint": dict(opened.manifest.fingerprint),
         "recorded": recorded,
     }

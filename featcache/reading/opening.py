@@ -101,12 +101,18 @@ def origin(opened: Generation) -> str:
     with contextlib.suppress(OSError):
         recorded = witnesses(opened)
     try:
-        ago = _ago(time.time() - made_at(opened, recorded).timestamp())
+        when = ago(time.time() - made_at(opened, recorded).timestamp())
     except (OSError, ValueError, OverflowError):
-        ago = "at a time that cannot be read"
+        when = "at a time that cannot be read"
+    script = made_by(recorded)
+    return f"made {when}" + (f" by {script}" if script and script.isprintable() else "")
+
+
+def made_by(recorded: Mapping[str, object]) -> str | None:
+    """Return the script that made a cache; None where none was recorded."""
     words = _words(recorded.get(COMMAND))
-    script = Path(next((word for word in words if word.endswith(".py")), "".join(words[:1]))).name
-    return f"made {ago}" + (f" by {script}" if script.isprintable() and script else "")
+    name = next((word for word in words if word.endswith(".py")), "".join(words[:1]))
+    return Path(name).name or None
 
 
 def _words(command: object) -> list[str]:
@@ -114,10 +120,10 @@ def _words(command: object) -> list[str]:
     return [str(word) for word in words] if isinstance(words, list) else []
 
 
-def _ago(seconds: float) -> str:
+def ago(seconds: float) -> str:
     """Return how long ago something was, in whole units.
 
-    >>> _ago(3 * 86400 + 5), _ago(60), _ago(1)
+    >>> ago(3 * 86400 + 5), ago(60), ago(1)
     ('3 days ago', '1 minute ago', 'less than a minute ago')
     """
     for unit, length in _UNITS.items():
