@@ -91,7 +91,7 @@ def _info(opened: Generation) -> dict[str, object]:
     recorded = [witnesses(each) for each in sets]
     made = max(map(made_at, sets, recorded))
     features = [_feature(opened, name) for name in opened.features]
-    writer = None if opened.version else _writer(opened.cache_path, sets)
+    writer = None if opened.settings.version else _writer(opened.cache_path, sets)
     adopted = any(part.adopted is not None for each in sets for part in each.manifest.parts)
     return {
         "path": str(opened.cache_path),
