@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec
 
@@ -16,7 +17,7 @@ import xxhash
 
 from featcache.container_files import PAGE_BYTES, Pages, bytes_at
 from featcache.declaration import FEW_FRAMES, FrameTimes
-from featcache.errors import CacheError, CorruptCacheError
+from featcache.errors import CacheError, CorruptCacheError, counted
 from featcache.format.columns import ColumnFile
 from featcache.format.files import open_there, open_within
 from featcache.format.index import (
@@ -97,7 +98,34 @@ class ContainerPages:
         return pages
 
 
-def page_damage(index: Index, container: int, known: ContainerPages) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class PageDamage:
+    """Pages of a container that are not what was written; as text, a sentence.
+
+    Attributes:
+        container: its path.
+        pages: their numbers; None where the checksums of the pages are damaged, too.
+        arrays: ids and features of those on them that do not have their checksum.
+    """
+
+    container: str
+    pages: tuple[int, ...] | None
+    arrays: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        where = "" if self.pages is None else f" on {counted(len(self.pages), 'page')}"
+        text = f"container {self.container!r} is damaged{where}"
+        if not self.arrays:
+            return f"{text}, but in none of its arrays"
+        ids = list(dict.fromkeys(id for id, _ in self.arrays))
+        told = ", ".join(map(repr, ids[:5])) + ", ..." * (len(ids) > 5)
+        return f"{text}: utterances that are not what was written: {len(ids)}, {told}"
+
+
+Damage = str | PageDamage
+
+
+def page_damage(index: Index, container: int, known: ContainerPages) -> Iterator[Damage]:
     """Read a container and compare its pages, naming the utterances on those that differ.
 
     Where the checksums of the pages are themselves damaged, those of the arrays must do.
@@ -113,8 +141,7 @@ def page_damage(index: Index, container: int, known: ContainerPages) -> Iterator
 
 def _array_damage(
     known: ContainerPages, index: Index, container: int, pages: Pages | None
-) -> Iterator[str]:
-    path = known.file(container)
+) -> Iterator[PageDamage]:
     with os.fdopen(known.open(container), "rb") as file:
         descriptor = file.fileno()
         if os.fstat(descriptor).st_size != index.containers.sizes[container]:
@@ -122,35 +149,33 @@ def _array_damage(
         wrong = None if pages is None else np.flatnonzero(pages_of(descriptor) != pages)
         if wrong is not None and not len(wrong):
             return
-        rows = _damaged_rows(descriptor, index, container, wrong)
-    where = "" if wrong is None else f" on {len(wrong)} pages"
-    if rows:
-        ids = ", ".join(repr(index.id(row)) for row in rows[:5]) + ", ..." * (len(rows) > 5)
-        yield (
-            f"container {path!r} is damaged{where}: utterances that are not what was "
-            f"written: {len(rows)}, {ids}"
-        )
-    elif wrong is not None:
-        yield f"container {path!r} is damaged{where}, but in none of its arrays"
+        arrays = tuple(_damaged_arrays(descriptor, index, container, wrong))
+    if arrays or wrong is not None:
+        numbers = None if wrong is None else tuple(wrong.tolist())
+        yield PageDamage(known.file(container), numbers, arrays)
 
 
-def _damaged_rows(descriptor: int, index: Index, container: int, pages: Ints | None) -> list[int]:
-    """Return the rows of damaged arrays in a container, on some pages of it.
+def _damaged_arrays(
+    descriptor: int, index: Index, container: int, pages: Ints | None
+) -> Iterator[tuple[str, str]]:
+    """Yield id and feature of the arrays in a container, on some pages of it, that are damaged.
 
     They do not have their checksum.
     """
-    damaged: set[int] = set()
-    for columns in index.features.values():
+    damaged: list[tuple[int, str]] = []
+    for name, columns in index.features.items():
         extents = np.flatnonzero(columns.container == container)
         if pages is not None:
             first = columns.offset[extents] // PAGE_BYTES
             last = (columns.offset[extents] + columns.nbytes[extents] - 1) // PAGE_BYTES
             extents = extents[pages.searchsorted(first) < pages.searchsorted(last, side="right")]
         rows = np.unique(columns.first.searchsorted(extents, side="right") - 1)
-        damaged.update(
-            row for row in rows.tolist() if not _is_whole(descriptor, columns, row, container)
-        )
-    return sorted(damaged)
+        damaged += [
+            (row, name)
+            for row in rows.tolist()
+            if not _is_whole(descriptor, columns, row, container)
+        ]
+    return ((index.id(row), name) for row, name in sorted(damaged))
 
 
 def _is_whole(descriptor: int, columns: FeatureColumns, row: int, container: int) -> bool:
@@ -207,9 +232,9 @@ WHAT_TO_DO = (
 )
 
 
-def raise_damage(found: Iterable[str], what: str = "") -> None:
+def raise_damage(found: Iterable[Damage], what: str = "") -> None:
     """Raise `CorruptCacheError` with all sentences about damage, if there are any."""
-    sentences = list(dict.fromkeys(found))  # generations share parts, and their damage
+    sentences = list(dict.fromkeys(map(str, found)))  # generations share parts, and their damage
     if sentences:
         more = [f"... and {len(sentences) - MOST_TOLD} more"] if len(sentences) > MOST_TOLD else []
         raise CorruptCacheError(
@@ -241,11 +266,11 @@ def container_damage(
             yield str(error)
 
 
-def _told(check: Callable[P, Iterable[str]]) -> Callable[P, Iterator[str]]:
+def _told(check: Callable[P, Iterable[Damage]]) -> Callable[P, Iterator[Damage]]:
     """Decorate a check that says what is damaged: an error that ends it is its last sentence."""
 
     @functools.wraps(check)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> Iterator[str]:
+    def checked(*args: P.args, **kwargs: P.kwargs) -> Iterator[Damage]:
         try:
             yield from check(*args, **kwargs)
         except FileNotFoundError as error:
@@ -258,7 +283,7 @@ def _told(check: Callable[P, Iterable[str]]) -> Callable[P, Iterator[str]]:
 
 def all_damage(
     cache: Path, manifest: Manifest, index: Index, *, arrays: bool, roots: Roots = NO_ROOTS
-) -> Iterator[str]:
+) -> Iterator[Damage]:
     """Compare all files of a cache with what their parents say of them.
 
     Args:
@@ -283,7 +308,7 @@ def all_damage(
 @_told
 def _kept_damage(
     cache: Path, name: str, current: Manifest, arrays: bool, roots: Roots
-) -> Iterator[str]:
+) -> Iterator[Damage]:
     """Compare what must be whole of a generation whose manifest is kept."""
     manifest = read_manifest(cache, manifest_file(name))
     if manifest.name != name:
@@ -300,7 +325,7 @@ def _kept_damage(
 
 
 @_told
-def _building_damage(cache: Path, manifest: Manifest) -> Iterator[str]:
+def _building_damage(cache: Path, manifest: Manifest) -> Iterator[Damage]:
     """Compare what belongs to a build that is being written, unless its writer is at work on it."""
     files = (_file_damage(cache, *each) for each in manifest.building_files.items())
     parts = (_part_damage(cache, entry) for entry in manifest.building_parts)
@@ -311,7 +336,7 @@ def _building_damage(cache: Path, manifest: Manifest) -> Iterator[str]:
 
 def _generation_damage(
     cache: Path, manifest: Manifest, index: Index, arrays: bool, roots: Roots
-) -> Iterator[str]:
+) -> Iterator[Damage]:
     adopted = AdoptedFiles.of(cache, manifest.parts, index.containers, roots)
     for path, expected in manifest.files.items():
         yield from _file_damage(cache, path, expected)
