@@ -61,7 +61,7 @@ from featcache.interface import Ints
 from featcache.reading.containers import check_roots
 from featcache.reading.feature_arrays import Checks, FeatureArrays, arrays_of
 from featcache.reading.generation import ALL, Contents, Generation, OpenSettings
-from featcache.reading.verify import Damage, all_damage
+from featcache.reading.verify import Damage, Tell, all_damage, nobody
 
 # Origin of a cache: when and by what it was made, as far as that was recorded.
 
@@ -302,15 +302,19 @@ def joined_mapping(mappings: Mapping[str, Mapping[str, object]]) -> dict[str, An
     return {**alike, SETS: apart} if any(apart.values()) else alike
 
 
-def damage_of(opened: Generation, *, arrays: bool, alone: bool = False) -> Iterator[Damage]:
+def damage_of(
+    opened: Generation, *, arrays: bool, alone: bool = False, tell: Tell = nobody
+) -> Iterator[Damage]:
     """Compare all files of a cache, of each of its sets, with what their parents say of them.
 
-    With `alone`, those of the generation that is open, and of no other one.
+    With `alone`, those of the generation that is open, and of no other one. `tell` is called with
+    the bytes of containers that were read, again and again.
     """
     for each in opened.sets.values() or (opened,):
         manifest = replace(each.manifest, previous=None, tags={}) if alone else each.manifest
+        roots = each.settings.roots
         yield from all_damage(
-            each.path, manifest, each.index, arrays=arrays, roots=each.settings.roots
+            each.path, manifest, each.index, arrays=arrays, roots=roots, tell=tell
         )
 
 

@@ -125,10 +125,21 @@ class PageDamage:
 Damage = str | PageDamage
 
 
-def page_damage(index: Index, container: int, known: ContainerPages) -> Iterator[Damage]:
+Tell = Callable[[int], object]
+_PAGES_AT_ONCE = 256
+
+
+def nobody(nbytes: int) -> None:
+    """Tell nobody how many bytes were read."""
+
+
+def page_damage(
+    index: Index, container: int, known: ContainerPages, tell: Tell = nobody
+) -> Iterator[Damage]:
     """Read a container and compare its pages, naming the utterances on those that differ.
 
-    Where the checksums of the pages are themselves damaged, those of the arrays must do.
+    Where the checksums of the pages are themselves damaged, those of the arrays must do. `tell` is
+    called with the bytes that were read, again and again.
     """
     pages: Pages | None = None
     try:
@@ -136,23 +147,32 @@ def page_damage(index: Index, container: int, known: ContainerPages) -> Iterator
     except CacheError:
         yield f"container {known.file(container)!r}: {WRONG_PAGES}"
     with contextlib.suppress(CacheError, FileNotFoundError):  # told by `container_damage`
-        yield from _array_damage(known, index, container, pages)
+        yield from _array_damage(known, index, container, pages, tell)
 
 
 def _array_damage(
-    known: ContainerPages, index: Index, container: int, pages: Pages | None
+    known: ContainerPages, index: Index, container: int, pages: Pages | None, tell: Tell
 ) -> Iterator[PageDamage]:
     with os.fdopen(known.open(container), "rb") as file:
         descriptor = file.fileno()
         if os.fstat(descriptor).st_size != index.containers.sizes[container]:
             return
-        wrong = None if pages is None else np.flatnonzero(pages_of(descriptor) != pages)
+        wrong = None if pages is None else _wrong_pages(descriptor, pages, tell)
         if wrong is not None and not len(wrong):
             return
         arrays = tuple(_damaged_arrays(descriptor, index, container, wrong))
     if arrays or wrong is not None:
         numbers = None if wrong is None else tuple(wrong.tolist())
         yield PageDamage(known.file(container), numbers, arrays)
+
+
+def _wrong_pages(descriptor: int, pages: Pages, tell: Tell) -> Ints:
+    wrong: list[Ints] = [np.empty(0, np.int64)]
+    for first in range(0, len(pages), _PAGES_AT_ONCE):
+        found = pages_of(descriptor, first, _PAGES_AT_ONCE)
+        wrong.append(first + np.flatnonzero(found != pages[first : first + _PAGES_AT_ONCE]))
+        tell(len(found) * PAGE_BYTES)
+    return np.concatenate(wrong)
 
 
 def _damaged_arrays(
@@ -282,7 +302,13 @@ def _told(check: Callable[P, Iterable[Damage]]) -> Callable[P, Iterator[Damage]]
 
 
 def all_damage(
-    cache: Path, manifest: Manifest, index: Index, *, arrays: bool, roots: Roots = NO_ROOTS
+    cache: Path,
+    manifest: Manifest,
+    index: Index,
+    *,
+    arrays: bool,
+    roots: Roots = NO_ROOTS,
+    tell: Tell = nobody,
 ) -> Iterator[Damage]:
     """Compare all files of a cache with what their parents say of them.
 
@@ -292,6 +318,7 @@ def all_damage(
         index: that of the current generation.
         arrays: read the containers, too, not only their sizes.
         roots: places of adopted sources that count in place of those that the cache knows.
+        tell: is called with the bytes of containers that were read, again and again.
     """
     kept = list(kept_manifests(cache))
     for name in filter(None, {manifest.name, manifest.previous, *manifest.tags.values()}):
@@ -299,15 +326,15 @@ def all_damage(
             yield f"{str(cache / manifest_file(name))!r} is missing"
     if manifest.index:
         yield from _column_damage(cache, manifest.index, manifest.index_digest)
-    yield from _generation_damage(cache, manifest, index, arrays, roots)
+    yield from _generation_damage(cache, manifest, index, arrays, roots, tell)
     yield from _building_damage(cache, manifest)
     for name in kept:
-        yield from _kept_damage(cache, name, manifest, arrays, roots)
+        yield from _kept_damage(cache, name, manifest, arrays, roots, tell)
 
 
 @_told
 def _kept_damage(
-    cache: Path, name: str, current: Manifest, arrays: bool, roots: Roots
+    cache: Path, name: str, current: Manifest, arrays: bool, roots: Roots, tell: Tell
 ) -> Iterator[Damage]:
     """Compare what must be whole of a generation whose manifest is kept."""
     manifest = read_manifest(cache, manifest_file(name))
@@ -321,7 +348,7 @@ def _kept_damage(
     if tagged:
         with ColumnFile(cache, manifest.index, expected=manifest.index_digest) as file:
             index = read_index(file, list(manifest.features))
-        yield from _generation_damage(cache, manifest, index, arrays, roots)
+        yield from _generation_damage(cache, manifest, index, arrays, roots, tell)
 
 
 @_told
@@ -335,7 +362,7 @@ def _building_damage(cache: Path, manifest: Manifest) -> Iterator[Damage]:
 
 
 def _generation_damage(
-    cache: Path, manifest: Manifest, index: Index, arrays: bool, roots: Roots
+    cache: Path, manifest: Manifest, index: Index, arrays: bool, roots: Roots, tell: Tell
 ) -> Iterator[Damage]:
     adopted = AdoptedFiles.of(cache, manifest.parts, index.containers, roots)
     for path, expected in manifest.files.items():
@@ -347,7 +374,7 @@ def _generation_damage(
         known = ContainerPages(cache, manifest, index.containers, adopted)
         collected = np.array([part.is_collected for part in manifest.parts], bool)
         for container in np.flatnonzero(collected[index.containers.parts]).tolist():
-            yield from page_damage(index, container, known)
+            yield from page_damage(index, container, known, tell)
 
 
 @_told
