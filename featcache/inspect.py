@@ -9,7 +9,9 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
+
+import numpy as np
 
 from featcache._checks import directory
 from featcache._loading import load
@@ -17,8 +19,10 @@ from featcache.errors import CorruptCacheError
 from featcache.format.feature_sets import every_directory, tags_of_sets
 from featcache.format.files import reading
 from featcache.format.fingerprint import differences
+from featcache.format.index import rows_of_ids
 from featcache.format.lock import Holder, holder, may_live
 from featcache.format.part import part_directories
+from featcache.interface import Ints
 from featcache.reading.generation import Generation
 from featcache.reading.opening import (
     CachePath,
@@ -177,12 +181,46 @@ def made_from(cache: Cache | CachePath) -> dict[str, object]:
     }
 
 
-def diff(a: Cache | CachePath, b: Cache | CachePath) -> dict[str, list[str]]:
-    """Return in what the makings of two caches differ, in lines: "was" of `a`, "now" of `b`.
+class Ids(TypedDict):
+    """Numbers of the utterances of two caches."""
+
+    only_a: int
+    only_b: int
+    both: int
+
+
+class LargestDifference(TypedDict):
+    """The largest difference of a number of a feature, and where it is; `dim` counts all dims."""
+
+    largest: float | None  # None: one of the two is not finite
+    id: str
+    frame: int
+    dim: int
+    utterances: int  # that differ
+
+
+class Diff(TypedDict):
+    """Differences of two caches, as `diff` returns them."""
+
+    fingerprint: list[str]
+    recorded: list[str]
+    sources: list[str]
+    ids: Ids
+    features: dict[str, dict[str, list[object]]]
+    values: dict[str, LargestDifference] | None
+
+
+def diff(
+    a: Cache | CachePath, b: Cache | CachePath, *, values: bool = False, atol: float = 0.0
+) -> Diff:
+    """Return in what two caches differ: in their making as lines, "was" of `a`, "now" of `b`.
 
     "fingerprint": what makes one cache refuse the other's features; "recorded": what else was
     recorded of the runs that made them; "sources": the code that changed, as `diff -u` prints it.
-    Each is empty where nothing differs.
+    "ids": numbers of those that only one has, and both. "features": what is declared and stored of
+    each, `[a's, b's]` by name; "lengths" are the numbers of utterances that are longer in `a`, and
+    in `b`. "values": with `values`, which reads all arrays that both have, the largest difference
+    of each feature that has one above `atol`. Each is empty where nothing differs.
 
     >>> import tempfile, featcache
     >>> paths = tempfile.mkdtemp(), tempfile.mkdtemp()
@@ -198,13 +236,80 @@ def diff(a: Cache | CachePath, b: Cache | CachePath) -> dict[str, list[str]]:
     with reading(second.path):
         now = _recorded(second)
     sources = was.pop(_SOURCES, {}), now.pop(_SOURCES, {})
+    rows = rows_of_ids(second.index, first.index)  # in b, by those in a
+    both = np.flatnonzero(rows >= 0)
+    shared = [name for name in first.features if name in second.features]
     return {
         "fingerprint": [
             *map(str, differences(first.manifest.fingerprint, second.manifest.fingerprint))
         ],
         "recorded": [*map(str, differences(was, now))] if was and now else [],
         "sources": list(_changed_code(*sources)),
+        "ids": {
+            "only_a": len(first.index) - len(both),
+            "only_b": len(second.index) - len(both),
+            "both": len(both),
+        },
+        "features": {
+            name: changed
+            for name in dict.fromkeys((*first.features, *second.features))
+            if (changed := _unlike(first, second, name, both, rows[both]))
+        },
+        "values": {
+            name: found
+            for name in shared
+            if (found := _largest_difference(Cache(first), Cache(second), name, both, atol))
+        }
+        if values
+        else None,
     }
+
+
+def _unlike(
+    first: Generation, second: Generation, name: str, mine: Ints, others: Ints
+) -> dict[str, list[object]]:
+    """Return in what a feature differs: what is declared and stored of it, and its lengths."""
+    one, two = (_feature(each, name) if name in each.features else {} for each in (first, second))
+    told = [key for key in {**one, **two} if key not in ("frames", "hours", "bytes")]
+    found = {key: [one.get(key), two.get(key)] for key in told if one.get(key) != two.get(key)}
+    if one and two:
+        lengths = first.index.features[name].rows[mine], second.index.features[name].rows[others]
+        longer = [int((lengths[0] > lengths[1]).sum()), int((lengths[1] > lengths[0]).sum())]
+        found |= {"lengths": [*longer]} if any(longer) else {}
+    return found | ({"bytes": [one.get("bytes"), two.get("bytes")]} if found else {})
+
+
+def _largest_difference(
+    first: Cache, second: Cache, name: str, rows: Ints, atol: float
+) -> LargestDifference | None:
+    """Compare the arrays of a feature that have one shape."""
+    found: LargestDifference | None = None
+    for row in rows.tolist():
+        id = first.id(row)
+        one, two = (each.read(id, name, copy=False) for each in (first, second))
+        if one.shape != two.shape or not one.size or np.array_equal(one, two):
+            continue
+        numbers = one.astype(np.float64), two.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            apart = np.abs(numbers[0] - numbers[1])
+        apart[(numbers[0] == numbers[1]) | (np.isnan(numbers[0]) & np.isnan(numbers[1]))] = 0
+        apart[np.isnan(apart)] = np.inf
+        place = int(apart.argmax())
+        largest = float(apart.ravel()[place])
+        if largest <= atol:
+            continue
+        count = 1 if found is None else found["utterances"] + 1
+        before = 0.0 if found is None else _or_infinite(found["largest"])
+        if found is None or largest > before:
+            frame, dim = divmod(place, apart[0].size if apart.ndim else 1)
+            finite = largest if np.isfinite(largest) else None
+            found = {"largest": finite, "id": id, "frame": frame, "dim": dim, "utterances": count}
+        found["utterances"] = count
+    return found
+
+
+def _or_infinite(number: float | None) -> float:
+    return np.inf if number is None else number
 
 
 def _opened(cache: Cache | CachePath) -> Generation:

@@ -1,19 +1,22 @@
 """`--where`: one comparison of a column, `fbank>60`, `speaker=anna|ben`, `text~hello`, `snr=`.
 
 COLUMN OP VALUE, OP one of `= != < <= > >= ~`; `~` is "contains", `|` separates several values, and
-no value is a missing one. Nothing is evaluated: what is compared are columns.
+no value is a missing one. COLUMN is `id`, a feature (its frames), `seconds`, or an annotation.
+Nothing is evaluated: what is compared are columns.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 import numpy as np
 
+from featcache.errors import ConfigError
+from featcache.format.annotation_columns import Column
 from featcache.format.columns import Codes, Strings
 from featcache.tables.columns import NUMBERS, Columns
 
@@ -29,20 +32,65 @@ _ORDERS: dict[str, Callable[[Any, float], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+_SECONDS = "seconds"
 _BOOLS = {"true": True, "false": False}
+
+
+class TableColumns:
+    """The columns of a table by name, as a shell has them: those of filters, and `seconds`."""
+
+    def __init__(self, table: FeatureTable) -> None:
+        self._table = table
+        self._columns = Columns(table)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of those that are stored, the ids left out."""
+        return (name for name in self._columns if name != "id")
+
+    def __getitem__(self, name: str) -> Column:
+        feature = self.feature_of(name)
+        if feature == name:
+            return self._columns[name]
+        seconds = self._table.lengths(feature) * self._frame_s(feature)
+        return Column("float", seconds, name=name)
+
+    def feature_of(self, name: str) -> str:
+        """Return the feature that `seconds` are those of: the first one whose frames have a time.
+
+        Other names stay as they are.
+        """
+        if name != _SECONDS or name in self._columns:
+            return name
+        timed = (each for each in self._table.features if self._frame_s(each))
+        if (feature := next(timed, None)) is None:
+            raise ConfigError(
+                "no feature has frame_s, so nothing is known of seconds; declare it, or name a "
+                "feature, whose frames are compared"
+            )
+        return feature
+
+    def _frame_s(self, feature: str) -> float:
+        manifest = self._table.selection.blocks.generations[0].manifest
+        return manifest.features[feature].get("frame_s") or 0.0
+
+    def is_in(self, name: str, values: list[str | float | None]) -> NDArray[np.bool_]:
+        """Return which rows have one of these values; None stands for a missing one."""
+        if self.feature_of(name) != name:
+            return self[name].is_in(values)
+        return self._columns.is_in(name, values)
 
 
 def matching(table: FeatureTable, comparisons: Iterable[str]) -> FeatureTable:
     """Return the view of the utterances of which all comparisons hold."""
     mask = np.ones(len(table), np.bool_)
-    columns = Columns(table)
+    columns = TableColumns(table)
     comparisons = list(comparisons)
     for text in comparisons:
         mask &= _holds(columns, text)
     return table.select(np.flatnonzero(mask)) if comparisons else table
 
 
-def _holds(columns: Columns, text: str) -> NDArray[np.bool_]:
+def _holds(columns: TableColumns, text: str) -> NDArray[np.bool_]:
     found = _COMPARISON.fullmatch(text)
     if found is None:
         raise click.UsageError(
@@ -68,7 +116,7 @@ def _holds(columns: Columns, text: str) -> NDArray[np.bool_]:
             mask = _containing(cast(Strings, texts), value)
         return mask if null is None else mask & (null == 0)
     wanted = [_value(text, column.kind, each) if each else None for each in value.split("|")]
-    mask = columns.is_in(name, wanted)  # type: ignore[arg-type]
+    mask = columns.is_in(name, wanted)
     return mask if comparison == "=" else ~mask
 
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ParamSpec
+from typing import NamedTuple, ParamSpec
 
 import numpy as np
 import xxhash
@@ -98,6 +98,14 @@ class ContainerPages:
         return pages
 
 
+class DamagedArray(NamedTuple):
+    """An array that has not its checksum, and the damaged pages that it lies on."""
+
+    id: str
+    feature: str
+    pages: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class PageDamage:
     """Pages of a container that are not what was written; as text, a sentence.
@@ -105,19 +113,19 @@ class PageDamage:
     Attributes:
         container: its path.
         pages: their numbers; None where the checksums of the pages are damaged, too.
-        arrays: ids and features of those on them that do not have their checksum.
+        arrays: those on them that do not have their checksum.
     """
 
     container: str
     pages: tuple[int, ...] | None
-    arrays: tuple[tuple[str, str], ...]
+    arrays: tuple[DamagedArray, ...]
 
     def __str__(self) -> str:
         where = "" if self.pages is None else f" on {counted(len(self.pages), 'page')}"
         text = f"container {self.container!r} is damaged{where}"
         if not self.arrays:
             return f"{text}, but in none of its arrays"
-        ids = list(dict.fromkeys(id for id, _ in self.arrays))
+        ids = list(dict.fromkeys(array.id for array in self.arrays))
         told = ", ".join(map(repr, ids[:5])) + ", ..." * (len(ids) > 5)
         return f"{text}: utterances that are not what was written: {len(ids)}, {told}"
 
@@ -177,25 +185,29 @@ def _wrong_pages(descriptor: int, pages: Pages, tell: Tell) -> Ints:
 
 def _damaged_arrays(
     descriptor: int, index: Index, container: int, pages: Ints | None
-) -> Iterator[tuple[str, str]]:
-    """Yield id and feature of the arrays in a container, on some pages of it, that are damaged.
-
-    They do not have their checksum.
-    """
-    damaged: list[tuple[int, str]] = []
+) -> Iterator[DamagedArray]:
+    """Yield the arrays in a container, on some pages of it, that do not have their checksum."""
+    found: list[tuple[int, str, tuple[int, ...]]] = []
     for name, columns in index.features.items():
         extents = np.flatnonzero(columns.container == container)
         if pages is not None:
-            first = columns.offset[extents] // PAGE_BYTES
-            last = (columns.offset[extents] + columns.nbytes[extents] - 1) // PAGE_BYTES
-            extents = extents[pages.searchsorted(first) < pages.searchsorted(last, side="right")]
-        rows = np.unique(columns.first.searchsorted(extents, side="right") - 1)
-        damaged += [
-            (row, name)
-            for row in rows.tolist()
-            if not _is_whole(descriptor, columns, row, container)
-        ]
-    return ((index.id(row), name) for row, name in sorted(damaged))
+            extents = extents[np.less(*_on_pages(columns, extents, pages))]
+        rows = columns.first.searchsorted(extents, side="right") - 1
+        for row in np.unique(rows).tolist():
+            if not _is_whole(descriptor, columns, row, container):
+                numbers: set[int] = set()
+                if pages is not None:
+                    ends = zip(*_on_pages(columns, extents[rows == row], pages), strict=True)
+                    numbers.update(*(pages[first:last].tolist() for first, last in ends))
+                found.append((row, name, tuple(sorted(numbers))))
+    return (DamagedArray(index.id(row), name, numbers) for row, name, numbers in sorted(found))
+
+
+def _on_pages(columns: FeatureColumns, extents: Ints, pages: Ints) -> tuple[Ints, Ints]:
+    """Return which of some pages extents lie on, from the first to before the last."""
+    first = columns.offset[extents] // PAGE_BYTES
+    last = (columns.offset[extents] + columns.nbytes[extents] - 1) // PAGE_BYTES
+    return pages.searchsorted(first), pages.searchsorted(last, side="right")
 
 
 def _is_whole(descriptor: int, columns: FeatureColumns, row: int, container: int) -> bool:
@@ -394,7 +406,7 @@ def _file_damage(cache: Path, path: str, expected: str) -> Iterator[str]:
 
 
 @_told
-def _part_damage(cache: Path, entry: PartEntry) -> Iterator[str]:
+def _part_damage(cache: Path, entry: PartEntry) -> Iterator[Damage]:
     directory = f"{PARTS}/{entry.name}"
     part = read_part(cache, entry.name)
     if part is None:

@@ -303,6 +303,16 @@ def delete(cache: Path, ids: Iterable[str], roots: Roots = NO_ROOTS) -> None:
             write_together(cache, after)
 
 
+def recover(cache: Path) -> None:
+    """Publish what killed writers had committed, in all feature sets.
+
+    Raises `CacheLockedError` if one of them lives, `CacheError` while the cache is overwritten.
+    """
+    with ExitStack() as stack:
+        for each in every_directory(cache):
+            stack.enter_context(_editing(each))
+
+
 def compact(cache: Path, *, drop_tags: bool) -> None:
     """Rewrite what holds deleted utterances, and small parts, as `Cache.compact` says."""
     with ExitStack() as stack:
