@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -143,11 +143,20 @@ def _writer(cache: Path, sets: Sequence[Generation]) -> dict[str, object] | None
     if at_work is None:
         return None
     count = sum(count_unpublished(each.path, each.manifest) for each in sets)
-    return {**at_work._asdict(), "utterances": count}
+    return {**at_work._asdict(), "since": _in_iso(at_work.since), "utterances": count}
 
 
 def _iso(time: datetime) -> str:
     return time.isoformat(timespec="seconds")
+
+
+def _in_iso(time: object) -> str | None:
+    """Return a time of a lock in UTC; None where it says none, or not of which zone."""
+    try:
+        since = datetime.fromisoformat(str(time))
+    except ValueError:
+        return None
+    return None if since.tzinfo is None else _iso(since.astimezone(UTC))
 
 
 def made_from(cache: Cache | CachePath) -> dict[str, object]:

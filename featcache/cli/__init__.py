@@ -28,6 +28,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "tag": ("edit", "Name the current generation, or list the names."),
     "annotate": ("edit", "Give utterances values from a file."),
     "accept": ("edit", "Take another fingerprint for what a cache was made from."),
+    "collect": ("edit", "Read an adopted cache once, for checksums and statistics."),
     "estimate": ("make", "How large a cache would be in other formats."),
     "convert": ("make", "Write a cache, or another store, anew in another format."),
     "adopt": ("make", "Make a cache of a store where it lies, without a copy."),

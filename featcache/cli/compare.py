@@ -243,7 +243,8 @@ def _print_diff(told: Diff, shared: Sequence[str]) -> None:
     equal = [] if values is None else [name for name in shared if name not in values]
     same += [f"the values of {name}" for name in equal]
     alike = [name for name in shared if name not in told["features"]]
-    same += [f"how {', '.join(alike)} {'is' if len(alike) == 1 else 'are'} stored"] if alike else []
+    if alike:
+        same.append(f"how {' and '.join(alike)} {'is' if len(alike) == 1 else 'are'} stored")
     same += [] if told["fingerprint"] else ["what they were made from"]
     _print_lines("same", same if counts["both"] else same[1:], "green", joined=True)
     lines = [

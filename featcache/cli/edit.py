@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,8 +23,13 @@ _YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 def _ask(question: str, *, yes: bool) -> None:
     """Ask, on stderr, unless it is answered already; no ends the verb."""
-    if not yes and not click.confirm(shown(question), err=True):
-        end(NO)
+    try:
+        if not yes and not click.confirm(shown(question), err=True):
+            end(NO)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise ConfigError("there is nobody to answer; --yes answers") from None
 
 
 @verb
@@ -87,6 +93,19 @@ def delete(
 
 def _lines(file: Any) -> Iterator[str]:
     return (id for line in file if (id := line.rstrip("\r\n")))
+
+
+@verb
+@CACHE
+@JSON
+def collect(cache: str, as_json: bool) -> None:
+    """Read the sources of an adopted cache once: it has checksums and statistics then."""
+    whole = opened(cache)
+    whole.collect()
+    if as_json:
+        print_json("collect", {"path": str(whole.path), "bytes": whole.nbytes})
+    else:
+        click.echo(f"{shown(cache)}: {counted(len(whole), 'utterance')}, {size(whole.nbytes)}")
 
 
 @verb

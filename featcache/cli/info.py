@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def info(
     if as_json:
         print_json("info", {"caches": told})
     else:
-        _print(told)
+        _print(told, _names(paths))
     for each in told:
         if each["error"]:
             click.secho(shown(each["error"], lines=True), fg="red", err=True)
@@ -93,7 +94,13 @@ def _all_fresh(paths: list[str], expected: Mapping[str, object]) -> bool:
     return fresh
 
 
-def _print(told: list[Info]) -> None:
+def _names(paths: list[str]) -> list[str]:
+    """Return what tells caches apart, as short as it is one of several."""
+    short = [Path(path).name for path in paths]
+    return short if len(paths) > 1 and len({*short}) == len(short) else paths
+
+
+def _print(told: list[Info], names: list[str]) -> None:
     if len(told) > 1:
         known = [each for each in told if each["state"] != "damaged"]
         frames = sum(f["frames"] or 0 for each in known for f in each["features"][:1])
@@ -107,33 +114,30 @@ def _print(told: list[Info]) -> None:
         ]
         click.secho(", ".join(words), bold=True)
     rows: list[list[str]] = []
-    for each in told:
+    for name, each in zip(names, told, strict=True):
         made = each["made"]
         by = f" by {made['by']}" if made and made["by"] else ""
-        path = each["path"] if len(told) == 1 else Path(each["path"]).name
-        front = [path, number(each["utterances"]), number(each["hours"])]
+        front = [name, number(each["utterances"]), number(each["hours"])]
         behind = [each["state"], f"{ago(made['when'])}{by}" if made else "-"]
         for feature in each["features"] or [None]:
             rows.append([*front, *_cells(feature), *behind])
             front, behind = ["", "", ""], ["", ""]
     print_table(_COLUMNS, rows, right=_NUMBERS)
-    for each in told:
-        _print_more(each)
+    for name, each in zip(names, told, strict=True):
+        _print_more(name, each)
 
 
-def _print_more(told: Info) -> None:
+def _print_more(name: str, told: Info) -> None:
     """Print what is true of few caches."""
     if told["writer"]:
         click.echo(_writer_line(told, None))
     if told["expected"] is not None and told["state"] == "incomplete":
-        click.echo(
-            shown(f"{told['path']}: {told['utterances']:,} of {told['expected']:,} expected")
-        )
+        click.echo(shown(f"{name}: {told['utterances']:,} of {told['expected']:,} expected"))
     if told["failed"]:
-        click.echo(shown(f"{told['path']}: {counted(told['failed'], 'utterance')} failed"))
+        click.echo(shown(f"{name}: {counted(told['failed'], 'utterance')} failed"))
     if told["tags"]:
         tags = ", ".join(f"{tag} (generation {each})" for tag, each in told["tags"].items())
-        click.echo(shown(f"{told['path']}: tags {tags}"))
+        click.echo(shown(f"{name}: tags {tags}"))
 
 
 def _cells(feature: Mapping[str, Any] | None) -> list[str]:
@@ -162,8 +166,8 @@ def _writer_line(told: Info, rate: float | None) -> str:
     """Say who writes a cache, and how far it is; with a rate, when it will be there."""
     writer, done, expected = told["writer"], _done(told), told["expected"]
     words = [
-        f"{Path(told['path']).name}: being written by {writer['host']}, process {writer['pid']}, "
-        f"since {writer['since']}"
+        f"{Path(told['path']).name}: being written by {writer['host']}, process {writer['pid']}"
+        + (f", since {_clock(writer['since'])}" if writer["since"] else "")
     ]
     if expected:
         words += [_bar(done / expected), f"{done:,} of {expected:,}"]
@@ -174,6 +178,13 @@ def _writer_line(told: Info, rate: float | None) -> str:
         if expected:
             words.append(f"{duration((expected - done) / rate)} left")
     return shown("   ".join(words))
+
+
+def _clock(when: str) -> str:
+    """Return a time as the clock here shows it, with its day unless that is today."""
+    time = datetime.fromisoformat(when).astimezone()
+    today = time.date() == datetime.now().astimezone().date()
+    return f"{time:%H:%M}" if today else f"{time:%Y-%m-%d %H:%M}"
 
 
 def _bar(share: float) -> str:

@@ -168,7 +168,7 @@ def _with_stats(table: FeatureTable) -> list[str]:
         except KeyNotFoundError:
             others.append(name)
     if having and others:
-        hint(f"without statistics (stats=False): {', '.join(others)}")
+        hint(f"{', '.join(others)}: no statistics, as declared")
     return having or others
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -57,7 +58,7 @@ def convert(
             features=features,
             parallel={"env": "local", "n_workers": jobs} if jobs > 1 else None,
             overwrite=overwrite,
-            progressbar=not is_quiet(),
+            progressbar=sys.stderr.isatty() and not is_quiet(),
         )
     _print_made("convert", new, as_json)
 
@@ -223,4 +224,5 @@ def estimate(
 def _cells(row: Mapping[str, Any]) -> list[str]:
     note = "as declared" if row["declared"] else "" if row["lossless"] else "lossy"
     names = [row[name] for name in ("feature", "backend", "codec", "dtype")]
-    return [*names, size(row["bytes"]), duration(row["seconds"]), note]
+    time = duration(row["seconds"]) if row["seconds"] >= 1 else "under 1 s"
+    return [*names, size(row["bytes"]), time, note]

@@ -230,7 +230,9 @@ def number(value: float | None) -> str:
     """Return a number for people; "-" where it is not known."""
     if value is None:
         return "-"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.2f}" if abs(value) >= 1 else f"{value:.2g}"
 
 
 def value_text(value: float | None) -> str:

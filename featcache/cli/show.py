@@ -143,10 +143,11 @@ def _print_picture(array: NDArray[Any]) -> None:
     frames = array.reshape(len(array), -1).astype(np.float64)
     picture = _means(_means(frames, max(space, 10)).T, _HEIGHT)[::-1]
     finite = np.isfinite(picture)
-    if not finite.any():
+    least = picture[finite].min(initial=np.inf)
+    most = picture[finite].max(initial=-np.inf)
+    if not least < most:
         return
-    least, most = picture[finite].min(), picture[finite].max()
-    scaled = (np.where(finite, picture, least) - least) / ((most - least) or 1)
+    scaled = (np.where(finite, picture, least) - least) / (most - least)
     levels = np.minimum((scaled * len(_SHADES)).astype(int), len(_SHADES) - 1)
     shades = _SHADES if has_unicode() else _ASCII_SHADES
     for number, row in enumerate(levels):

@@ -100,6 +100,15 @@ def _answer() -> Iterator[None]:
         yield
 
 
+# of the library's messages, which say what to do in Python
+_WORDS = {
+    "overwrite=True": "--overwrite",
+    "drop_tags=True": "--drop-tags",
+    "unknown='skip'": "--unknown skip",
+    "call collect() of the cache once, opened without that": "run featcache collect on it once",
+}
+
+
 class _Told(logging.Handler):
     """Prints warnings of the library for people."""
 
@@ -132,6 +141,8 @@ def _errors(name: str, is_json: bool, debug: bool) -> Iterator[None]:
         if is_json:
             _print_error(name, error, error.format_message())
         raise
+    except (click.Abort, click.exceptions.Exit):  # an interrupted question
+        raise
     except click.ClickException as error:
         _tell(name, error, error.format_message(), is_json, debug)
     except (FeatcacheError, OSError) as error:
@@ -142,6 +153,8 @@ def _errors(name: str, is_json: bool, debug: bool) -> Iterator[None]:
 
 
 def _tell(name: str, error: Exception, text: str, is_json: bool, debug: bool) -> None:
+    for python, word in _WORDS.items():
+        text = text.replace(python, word)
     if is_json:
         _print_error(name, error, text)
     if debug:
@@ -156,6 +169,8 @@ def _print_error(name: str, error: Exception, text: str) -> None:
 
 # Caches, as they are named on the command line.
 
+_DEEPEST = 3  # folders below one that is named
+
 
 def opened(text: str) -> Cache:
     """Open CACHE, or CACHE@TAG."""
@@ -168,15 +183,20 @@ def opened(text: str) -> Cache:
 
 
 def found(texts: tuple[str, ...]) -> list[str]:
-    """Return the caches that are named, and those that lie in a folder that is named."""
+    """Return the caches that are named, and those that lie below a folder that is named."""
     caches: list[str] = []
     for text in texts:
-        folder = Path(text)
-        if (folder / "featcache.json").exists() or not folder.is_dir():
-            caches.append(text)
-            continue
-        within = sorted(str(each.parent) for each in folder.glob("*/featcache.json"))
+        within = list(_below(Path(text), _DEEPEST)) if Path(text).is_dir() else [text]
         if not within:
-            raise NotACacheError(f"there is no cache in {text!r}, nor in a folder of it")
+            raise NotACacheError(f"there is no cache in {text!r}, nor in a folder below it")
         caches += within
     return caches
+
+
+def _below(folder: Path, levels: int) -> Iterator[str]:
+    if (folder / "featcache.json").exists():
+        yield str(folder)
+    elif levels:
+        for each in sorted(each for each in folder.iterdir() if each.is_dir()):
+            with contextlib.suppress(PermissionError):
+                yield from _below(each, levels - 1)

@@ -76,7 +76,7 @@ class WriterLock(Held):
                 f"end it and try again: what it has committed is kept{gone}"
             ) from error
         try:
-            this = Holder(os.getpid(), socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S"))
+            this = Holder(os.getpid(), socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S%z"))
             self._holder.unlink(missing_ok=True)  # a link would lead elsewhere
             self._holder.write_text(json.dumps(this._asdict()))
         except BaseException:
