@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from featcache.cli.output import hint, print_json, print_table, shown, size
+from featcache.cli.output import hint, print_json, print_table, say, shown, size
 from featcache.cli.verb import CACHE, JSON, NO, WHERE, end, opened, verb
 from featcache.errors import CacheError, ConfigError, counted
 
@@ -47,7 +47,7 @@ def recover(cache: str, as_json: bool) -> None:
         counts = {"before": before["utterances"], "utterances": after["utterances"]}
         print_json("recover", {"path": after["path"], **counts, "state": after["state"]})
     else:
-        click.echo(
+        say(
             f"{shown(cache)}: {counted(_utterances(after), 'utterance')}, "
             f"{_utterances(after) - _utterances(before):,} more than before, {after['state']}"
         )
@@ -88,7 +88,7 @@ def delete(
     if as_json:
         print_json("delete", {"path": str(whole.path), "deleted": len(chosen), "left": len(whole)})
     else:
-        click.echo(f"deleted {counted(len(chosen), 'utterance')}, {len(whole):,} are left")
+        say(f"deleted {counted(len(chosen), 'utterance')}, {len(whole):,} are left")
 
 
 def _lines(file: Any) -> Iterator[str]:
@@ -105,7 +105,7 @@ def collect(cache: str, as_json: bool) -> None:
     if as_json:
         print_json("collect", {"path": str(whole.path), "bytes": whole.nbytes})
     else:
-        click.echo(f"{shown(cache)}: {counted(len(whole), 'utterance')}, {size(whole.nbytes)}")
+        say(f"{shown(cache)}: {counted(len(whole), 'utterance')}, {size(whole.nbytes)}")
 
 
 @verb
@@ -126,12 +126,12 @@ def compact(cache: str, dry_run: bool, drop_tags: bool, as_json: bool) -> None:
         print_json("compact", {**content, "deleted": before["deleted"], "parts": after["parts"]})
     elif dry_run:
         deleted = counted(before["deleted"], "deleted or replaced utterance")
-        click.echo(
+        say(
             f"{counted(before['parts'], 'part')} with {deleted}; about {size(max(freed, 0))} would "
             "be freed"
         )
     else:
-        click.echo(f"{size(max(freed, 0))} freed, {counted(after['parts'], 'part')}")
+        say(f"{size(max(freed, 0))} freed, {counted(after['parts'], 'part')}")
 
 
 def _stored(cache: Cache) -> dict[str, int]:
@@ -168,9 +168,9 @@ def tag(cache: str, name: str | None, delete: bool, as_json: bool) -> None:
         rows = [[each, str(number)] for each, number in whole.tags.items()]
         print_table(["tag", "generation"], rows, right=["generation"])
     elif delete:
-        click.echo(f"tag {shown(name)} is taken away")
+        say(f"tag {shown(name)} is taken away")
     else:
-        click.echo(f"tag {shown(name)}: generation {whole.tags[name]}")
+        say(f"tag {shown(name)}: generation {whole.tags[name]}")
 
 
 @verb
@@ -197,7 +197,7 @@ def annotate(cache: str, file: str, unknown: Literal["raise", "skip"], as_json: 
         return
     new = [name for name in whole.annotations if name not in before]
     told = f", new: {', '.join(new)}" if new else ""
-    click.echo(shown(f"annotations: {', '.join(whole.annotations) or 'none'}{told}"))
+    say(shown(f"annotations: {', '.join(whole.annotations) or 'none'}{told}"))
 
 
 @verb
@@ -240,9 +240,9 @@ def accept(cache: str, fingerprint: Any, yes: bool, as_json: bool) -> None:
     if as_json:
         print_json("accept", {"path": str(whole.path), "accepted": changed})
     else:
-        click.echo(f"{shown(cache)}: {'accepted' if changed else 'nothing differs'}")
+        say(f"{shown(cache)}: {'accepted' if changed else 'nothing differs'}")
 
 
 def _print_changed(changed: Sequence[str]) -> None:
     for line in changed:
-        click.secho(f"  {shown(line)}", fg="yellow", err=True)
+        say(f"  {shown(line)}", fg="yellow", err=True)

@@ -19,6 +19,7 @@ from featcache.cli.output import (
     print_json,
     print_table,
     room,
+    say,
     shown,
     size,
 )
@@ -66,7 +67,7 @@ def info(
         _print(told, _names(paths))
     for each in told:
         if each["error"]:
-            click.secho(shown(each["error"], lines=True), fg="red", err=True)
+            say(shown(each["error"], lines=True), fg="red", err=True)
     if any(each["state"] == "damaged" for each in told):
         end(IMPOSSIBLE)
     lacking = [each for each in told if "complete" in required and each["state"] != "complete"]
@@ -77,8 +78,7 @@ def info(
 def _info(path: str) -> Info:
     from featcache import inspect
 
-    tagged = "@" in path and not Path(path).exists()
-    return inspect.info(opened(path) if tagged else path)
+    return inspect.info(opened(path) if "@" in path and not Path(path).exists() else path)
 
 
 def _all_fresh(paths: list[str], expected: Mapping[str, object]) -> bool:
@@ -89,7 +89,7 @@ def _all_fresh(paths: list[str], expected: Mapping[str, object]) -> bool:
         try:
             featcache.open(path, expect=expected)
         except StaleCacheError as error:
-            click.secho(shown(str(error), lines=True), fg="yellow", err=True)
+            say(shown(str(error), lines=True), fg="yellow", err=True)
             fresh = False
     return fresh
 
@@ -112,7 +112,7 @@ def _print(told: list[Info], names: list[str]) -> None:
             counted(frames, "frame"),
             size(sum(each["bytes"] for each in known)),
         ]
-        click.secho(", ".join(words), bold=True)
+        say(", ".join(words), bold=True)
     rows: list[list[str]] = []
     for name, each in zip(names, told, strict=True):
         made = each["made"]
@@ -130,14 +130,14 @@ def _print(told: list[Info], names: list[str]) -> None:
 def _print_more(name: str, told: Info) -> None:
     """Print what is true of few caches."""
     if told["writer"]:
-        click.echo(_writer_line(told, None))
+        say(_writer_line(told, None))
     if told["expected"] is not None and told["state"] == "incomplete":
-        click.echo(shown(f"{name}: {told['utterances']:,} of {told['expected']:,} expected"))
+        say(shown(f"{name}: {told['utterances']:,} of {told['expected']:,} expected"))
     if told["failed"]:
-        click.echo(shown(f"{name}: {counted(told['failed'], 'utterance')} failed"))
+        say(shown(f"{name}: {counted(told['failed'], 'utterance')} failed"))
     if told["tags"]:
         tags = ", ".join(f"{tag} (generation {each})" for tag, each in told["tags"].items())
-        click.echo(shown(f"{name}: tags {tags}"))
+        say(shown(f"{name}: tags {tags}"))
 
 
 def _cells(feature: Mapping[str, Any] | None) -> list[str]:
@@ -221,4 +221,4 @@ def _draw(lines: list[str], *, again: bool) -> None:
         up = f"\033[{len(lines)}A" * again
         lines = [f"\r\033[2K{line[:space]}" for line in lines]
         lines[0] = up + lines[0]
-    click.echo("\n".join(lines), color=True)
+    say("\n".join(lines), color=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 import numpy as np
 
-from featcache.cli.output import duration, hint, is_quiet, print_json, print_table, shown, size
+from featcache.cli.output import duration, hint, is_quiet, print_json, print_table, say, shown, size
 from featcache.cli.verb import JSON, opened, verb
 from featcache.errors import UnknownNameError, counted, nearest
 
@@ -120,7 +120,7 @@ def _print_made(name: str, cache: Cache, as_json: bool) -> None:
     else:
         count = counted(len(cache), "utterance")
         features = ", ".join(cache.features)
-        click.echo(shown(f"{cache.path}: {count} of {features}, {size(cache.nbytes)}"))
+        say(shown(f"{cache.path}: {count} of {features}, {size(cache.nbytes)}"))
 
 
 @verb
@@ -210,7 +210,7 @@ def estimate(
         print_json("estimate", {**whole, "frames": dict(told.frames), "ways": rows})
         return
     time = duration(told.hours * 3600)
-    click.secho(
+    say(
         f"{counted(told.utterances, 'utterance')}, as declared {size(told.nbytes)}, {time} in one "
         "process", bold=True,
     )  # fmt: skip

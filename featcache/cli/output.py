@@ -90,12 +90,30 @@ def room() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
+def say(
+    text: str,
+    *,
+    fg: str | None = None,
+    bold: bool | None = None,
+    dim: bool | None = None,
+    err: bool = False,
+    color: bool | None = None,
+) -> None:
+    """Print a line on stdout, or stderr, in the encoding that it has; click takes ASCII for wrong.
+
+    `color` keeps the codes of the terminal that the text has.
+    """
+    stream = sys.stderr if err else sys.stdout
+    styled = click.style(text, fg=fg, bold=bold, dim=dim) if fg or bold or dim else text
+    click.echo(styled, file=stream, color=color)
+
+
 # Answers, on stdout.
 
 
 def print_json(name: str, content: Mapping[str, object]) -> None:
     """Print what a verb found as one JSON document."""
-    click.echo(json_line({"featcache": featcache.__version__, "verb": name, **content}))
+    say(json_line({"featcache": featcache.__version__, "verb": name, **content}))
 
 
 def json_line(content: object) -> str:
@@ -150,10 +168,10 @@ def print_table(
             parts.append(f"{filling}{styled}" if name in right else f"{styled}{filling}")
         return (" " * _GAP).join(parts).rstrip()
 
-    click.echo(line(heads, bold=True))
+    say(line(heads, bold=True))
     told = (line(row, bold=False) for row in chain(first, lines))
     while some := "\n".join(islice(told, _MEASURED)):
-        click.echo(some)
+        say(some)
     if count < len(columns):
         hint(f"too narrow for: {', '.join(heads[count:])}")
 
@@ -164,7 +182,7 @@ def print_table(
 def hint(text: str) -> None:
     """Print what is no part of the answer."""
     if not is_quiet():
-        click.secho(shown(text), dim=True, err=True)
+        say(shown(text), dim=True, err=True)
 
 
 def is_quiet() -> bool:

@@ -9,7 +9,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.cli.output import has_unicode, hint, plain, print_json, room, shown, value_text
+from featcache.cli.output import has_unicode, hint, plain, print_json, room, say, shown, value_text
 from featcache.cli.verb import CACHE, JSON, opened, verb
 
 if TYPE_CHECKING:
@@ -107,9 +107,9 @@ def _print(
     told: Mapping[str, Mapping[str, Any]],
     notes: Mapping[str, object],
 ) -> None:
-    click.secho(shown(id), fg="cyan", bold=True)
+    say(shown(id), fg="cyan", bold=True)
     for name, value in notes.items():
-        click.echo(shown(f"  {name}: {'-' if value is None else value}"))
+        say(shown(f"  {name}: {'-' if value is None else value}"))
     for name, each in told.items():
         line = f"  {name} {tuple(each['shape'])} {each['dtype']}"
         for word, key in (
@@ -119,13 +119,13 @@ def _print(
             ("most", "max"),
         ):
             line += f"   {word} {value_text(each[key])}"
-        click.echo(f"{shown(line)}{click.style(_warning(each), fg='yellow')}")
+        say(f"{shown(line)}{click.style(_warning(each), fg='yellow')}")
         array = arrays[name]
         if array.size and array.ndim > 1:
             _print_picture(array)
         elif array.size:
             values = " ".join(map(str, array.ravel()[:_SHOWN].tolist()))
-            click.echo(f"    {values}{' ...' * (array.size > _SHOWN)}")
+            say(f"    {values}{' ...' * (array.size > _SHOWN)}")
 
 
 def _warning(told: Mapping[str, Any]) -> str:
@@ -152,7 +152,7 @@ def _print_picture(array: NDArray[Any]) -> None:
     shades = _SHADES if has_unicode() else _ASCII_SHADES
     for number, row in enumerate(levels):
         side = "high" if number == 0 else "low" if number == len(levels) - 1 else ""
-        click.echo(f"{side:>8}  {''.join(shades[level] for level in row)}".rstrip())
+        say(f"{side:>8}  {''.join(shades[level] for level in row)}".rstrip())
     if len(frames) > space:
         hint(f"          {len(frames):,} frames in {picture.shape[1]} columns of their means")
 
