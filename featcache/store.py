@@ -8,11 +8,11 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from featcache._checks import directory
 from featcache.errors import CacheError, UnknownNameError, nearest
-from featcache.format.feature_sets import stored_sets
+from featcache.format.feature_sets import stored_sets, tags_of_sets
 from featcache.format.files import reading
 from featcache.format.lock import at_work
 from featcache.reading.containers import NO_ROOTS, absolute_roots
@@ -29,8 +29,9 @@ from featcache.reading.reader import FeatureReader
 from featcache.reading.verify import WHAT_TO_DO, raise_damage, tell_unequal_ends
 from featcache.tables.selection import Selection
 from featcache.tables.table import FeatureTable
-from featcache.writing import edit
-from featcache.writing.annotate import AnnotationSource, annotate
+
+if TYPE_CHECKING:
+    from featcache.writing.annotate import AnnotationSource
 
 VERIFY = ("columns", "arrays")
 
@@ -192,6 +193,8 @@ class Cache(FeatureTable):
         of that which is there, `ConfigError` for no source, `DuplicateIdError` for an id that comes
         twice, `CacheLockedError` while the cache is written; then nothing is changed.
         """
+        from featcache.writing.annotate import annotate
+
         with self._editing("annotate it"):
             mine = {*self.features}
             sets = [each for each, found in stored_sets(self.path) if mine & found.features.keys()]
@@ -208,6 +211,8 @@ class Cache(FeatureTable):
         Raises `KeyNotFoundError`, and deletes nothing, for an id that is neither stored nor failed;
         `CacheLockedError` while the cache is written.
         """
+        from featcache.writing import edit
+
         with self._editing("delete from it"):
             edit.delete(self.path, ids, self.opened.settings.roots)
 
@@ -220,13 +225,15 @@ class Cache(FeatureTable):
         infinity, which have no statistics: `delete` these utterances, or adopt with
         `nonfinite="keep"`.
         """
+        from featcache.writing import edit
+
         with self._editing("collect"):
             edit.collect(self.path, self.opened.settings.roots)
 
     @property
     def tags(self) -> dict[str, int]:
         """Tags of the cache as it is now, and the numbers of the generations that they name."""
-        return edit.tags(self.path)
+        return tags_of_sets(self.path)
 
     def tag(self, name: str) -> None:
         """Give this generation a name, by which `featcache.open(path, version=name)` opens it.
@@ -235,10 +242,14 @@ class Cache(FeatureTable):
         appends, deletions, overwrites and `compact`, until `untag`. Raises `ConfigError` for a name
         that another generation has.
         """
+        from featcache.writing import edit
+
         edit.tag(self.path, name, self.opened.names)
 
     def untag(self, name: str) -> None:
         """Take a tag away, and remove what only that kept."""
+        from featcache.writing import edit
+
         edit.untag(self.path, name)
 
     def compact(self, *, drop_tags: bool = False) -> None:
@@ -254,6 +265,8 @@ class Cache(FeatureTable):
         Raises `CacheError` for such tags, and for leftovers that only a person may remove;
         `StorageFullError` if the disk has no room for the copies.
         """
+        from featcache.writing import edit
+
         with self._editing("compact it"):
             edit.compact(self.path, drop_tags=drop_tags)
 

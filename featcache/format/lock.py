@@ -15,11 +15,12 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import NamedTuple, Self
-
-from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from featcache.errors import CacheLockedError
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 NAME = "writer.lock"
 SOFT_NAME = "writer.lock.soft"
@@ -62,6 +63,8 @@ class WriterLock(Held):
     """
 
     def __init__(self, directory: Path, patience_s: float = 0.0) -> None:
+        from filelock import Timeout
+
         self._holder = directory / HOLDER
         try:
             self._lock = _acquired(directory, max(patience_s, PATIENCE_S))
@@ -73,7 +76,7 @@ class WriterLock(Held):
                 f"end it and try again: what it has committed is kept{gone}"
             ) from error
         try:
-            this = Holder(os.getpid(), socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S"))
+            this = Holder(os.getpid(), socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S%z"))
             self._holder.unlink(missing_ok=True)  # a link would lead elsewhere
             self._holder.write_text(json.dumps(this._asdict()))
         except BaseException:
@@ -150,6 +153,8 @@ def is_locked(directory: Path) -> bool:
 
     Raises `FileNotFoundError` if there is no such directory: its writer may have removed it.
     """
+    from filelock import Timeout
+
     try:
         _acquired(directory, 0).release()
     except Timeout:
@@ -158,6 +163,8 @@ def is_locked(directory: Path) -> bool:
 
 
 def _acquired(directory: Path, timeout_s: float) -> BaseFileLock:
+    from filelock import FileLock, SoftFileLock
+
     directory.stat()  # one that its writer has removed is not made again
     # thread_local: a part is sealed by another thread
     lock: BaseFileLock = FileLock(directory / NAME, thread_local=False, fallback_to_soft=False)

@@ -8,15 +8,16 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ParamSpec
+from typing import NamedTuple, ParamSpec
 
 import numpy as np
 import xxhash
 
 from featcache.container_files import PAGE_BYTES, Pages, bytes_at
 from featcache.declaration import FEW_FRAMES, FrameTimes
-from featcache.errors import CacheError, CorruptCacheError
+from featcache.errors import CacheError, CorruptCacheError, counted
 from featcache.format.columns import ColumnFile
 from featcache.format.files import open_there, open_within
 from featcache.format.index import (
@@ -97,10 +98,56 @@ class ContainerPages:
         return pages
 
 
-def page_damage(index: Index, container: int, known: ContainerPages) -> Iterator[str]:
+class DamagedArray(NamedTuple):
+    """An array that has not its checksum, and the damaged pages that it lies on."""
+
+    id: str
+    feature: str
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PageDamage:
+    """Pages of a container that are not what was written; as text, a sentence.
+
+    Attributes:
+        container: its path.
+        pages: their numbers; None where the checksums of the pages are damaged, too.
+        arrays: those on them that do not have their checksum.
+    """
+
+    container: str
+    pages: tuple[int, ...] | None
+    arrays: tuple[DamagedArray, ...]
+
+    def __str__(self) -> str:
+        where = "" if self.pages is None else f" on {counted(len(self.pages), 'page')}"
+        text = f"container {self.container!r} is damaged{where}"
+        if not self.arrays:
+            return f"{text}, but in none of its arrays"
+        ids = list(dict.fromkeys(array.id for array in self.arrays))
+        told = ", ".join(map(repr, ids[:5])) + ", ..." * (len(ids) > 5)
+        return f"{text}: utterances that are not what was written: {len(ids)}, {told}"
+
+
+Damage = str | PageDamage
+
+
+Tell = Callable[[int], object]
+_PAGES_AT_ONCE = 256
+
+
+def nobody(nbytes: int) -> None:
+    """Tell nobody how many bytes were read."""
+
+
+def page_damage(
+    index: Index, container: int, known: ContainerPages, tell: Tell = nobody
+) -> Iterator[Damage]:
     """Read a container and compare its pages, naming the utterances on those that differ.
 
-    Where the checksums of the pages are themselves damaged, those of the arrays must do.
+    Where the checksums of the pages are themselves damaged, those of the arrays must do. `tell` is
+    called with the bytes that were read, again and again.
     """
     pages: Pages | None = None
     try:
@@ -108,49 +155,59 @@ def page_damage(index: Index, container: int, known: ContainerPages) -> Iterator
     except CacheError:
         yield f"container {known.file(container)!r}: {WRONG_PAGES}"
     with contextlib.suppress(CacheError, FileNotFoundError):  # told by `container_damage`
-        yield from _array_damage(known, index, container, pages)
+        yield from _array_damage(known, index, container, pages, tell)
 
 
 def _array_damage(
-    known: ContainerPages, index: Index, container: int, pages: Pages | None
-) -> Iterator[str]:
-    path = known.file(container)
+    known: ContainerPages, index: Index, container: int, pages: Pages | None, tell: Tell
+) -> Iterator[PageDamage]:
     with os.fdopen(known.open(container), "rb") as file:
         descriptor = file.fileno()
         if os.fstat(descriptor).st_size != index.containers.sizes[container]:
             return
-        wrong = None if pages is None else np.flatnonzero(pages_of(descriptor) != pages)
+        wrong = None if pages is None else _wrong_pages(descriptor, pages, tell)
         if wrong is not None and not len(wrong):
             return
-        rows = _damaged_rows(descriptor, index, container, wrong)
-    where = "" if wrong is None else f" on {len(wrong)} pages"
-    if rows:
-        ids = ", ".join(repr(index.id(row)) for row in rows[:5]) + ", ..." * (len(rows) > 5)
-        yield (
-            f"container {path!r} is damaged{where}: utterances that are not what was "
-            f"written: {len(rows)}, {ids}"
-        )
-    elif wrong is not None:
-        yield f"container {path!r} is damaged{where}, but in none of its arrays"
+        arrays = tuple(_damaged_arrays(descriptor, index, container, wrong))
+    if arrays or wrong is not None:
+        numbers = None if wrong is None else tuple(wrong.tolist())
+        yield PageDamage(known.file(container), numbers, arrays)
 
 
-def _damaged_rows(descriptor: int, index: Index, container: int, pages: Ints | None) -> list[int]:
-    """Return the rows of damaged arrays in a container, on some pages of it.
+def _wrong_pages(descriptor: int, pages: Pages, tell: Tell) -> Ints:
+    wrong: list[Ints] = [np.empty(0, np.int64)]
+    for first in range(0, len(pages), _PAGES_AT_ONCE):
+        found = pages_of(descriptor, first, _PAGES_AT_ONCE)
+        wrong.append(first + np.flatnonzero(found != pages[first : first + _PAGES_AT_ONCE]))
+        tell(len(found) * PAGE_BYTES)
+    return np.concatenate(wrong)
 
-    They do not have their checksum.
-    """
-    damaged: set[int] = set()
-    for columns in index.features.values():
+
+def _damaged_arrays(
+    descriptor: int, index: Index, container: int, pages: Ints | None
+) -> Iterator[DamagedArray]:
+    """Yield the arrays in a container, on some pages of it, that do not have their checksum."""
+    found: list[tuple[int, str, tuple[int, ...]]] = []
+    for name, columns in index.features.items():
         extents = np.flatnonzero(columns.container == container)
         if pages is not None:
-            first = columns.offset[extents] // PAGE_BYTES
-            last = (columns.offset[extents] + columns.nbytes[extents] - 1) // PAGE_BYTES
-            extents = extents[pages.searchsorted(first) < pages.searchsorted(last, side="right")]
-        rows = np.unique(columns.first.searchsorted(extents, side="right") - 1)
-        damaged.update(
-            row for row in rows.tolist() if not _is_whole(descriptor, columns, row, container)
-        )
-    return sorted(damaged)
+            extents = extents[np.less(*_on_pages(columns, extents, pages))]
+        rows = columns.first.searchsorted(extents, side="right") - 1
+        for row in np.unique(rows).tolist():
+            if not _is_whole(descriptor, columns, row, container):
+                numbers: set[int] = set()
+                if pages is not None:
+                    ends = zip(*_on_pages(columns, extents[rows == row], pages), strict=True)
+                    numbers.update(*(pages[first:last].tolist() for first, last in ends))
+                found.append((row, name, tuple(sorted(numbers))))
+    return (DamagedArray(index.id(row), name, numbers) for row, name, numbers in sorted(found))
+
+
+def _on_pages(columns: FeatureColumns, extents: Ints, pages: Ints) -> tuple[Ints, Ints]:
+    """Return which of some pages extents lie on, from the first to before the last."""
+    first = columns.offset[extents] // PAGE_BYTES
+    last = (columns.offset[extents] + columns.nbytes[extents] - 1) // PAGE_BYTES
+    return pages.searchsorted(first), pages.searchsorted(last, side="right")
 
 
 def _is_whole(descriptor: int, columns: FeatureColumns, row: int, container: int) -> bool:
@@ -207,9 +264,9 @@ WHAT_TO_DO = (
 )
 
 
-def raise_damage(found: Iterable[str], what: str = "") -> None:
+def raise_damage(found: Iterable[Damage], what: str = "") -> None:
     """Raise `CorruptCacheError` with all sentences about damage, if there are any."""
-    sentences = list(dict.fromkeys(found))  # generations share parts, and their damage
+    sentences = list(dict.fromkeys(map(str, found)))  # generations share parts, and their damage
     if sentences:
         more = [f"... and {len(sentences) - MOST_TOLD} more"] if len(sentences) > MOST_TOLD else []
         raise CorruptCacheError(
@@ -241,11 +298,11 @@ def container_damage(
             yield str(error)
 
 
-def _told(check: Callable[P, Iterable[str]]) -> Callable[P, Iterator[str]]:
+def _told(check: Callable[P, Iterable[Damage]]) -> Callable[P, Iterator[Damage]]:
     """Decorate a check that says what is damaged: an error that ends it is its last sentence."""
 
     @functools.wraps(check)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> Iterator[str]:
+    def checked(*args: P.args, **kwargs: P.kwargs) -> Iterator[Damage]:
         try:
             yield from check(*args, **kwargs)
         except FileNotFoundError as error:
@@ -257,8 +314,14 @@ def _told(check: Callable[P, Iterable[str]]) -> Callable[P, Iterator[str]]:
 
 
 def all_damage(
-    cache: Path, manifest: Manifest, index: Index, *, arrays: bool, roots: Roots = NO_ROOTS
-) -> Iterator[str]:
+    cache: Path,
+    manifest: Manifest,
+    index: Index,
+    *,
+    arrays: bool,
+    roots: Roots = NO_ROOTS,
+    tell: Tell = nobody,
+) -> Iterator[Damage]:
     """Compare all files of a cache with what their parents say of them.
 
     Args:
@@ -267,6 +330,7 @@ def all_damage(
         index: that of the current generation.
         arrays: read the containers, too, not only their sizes.
         roots: places of adopted sources that count in place of those that the cache knows.
+        tell: is called with the bytes of containers that were read, again and again.
     """
     kept = list(kept_manifests(cache))
     for name in filter(None, {manifest.name, manifest.previous, *manifest.tags.values()}):
@@ -274,16 +338,16 @@ def all_damage(
             yield f"{str(cache / manifest_file(name))!r} is missing"
     if manifest.index:
         yield from _column_damage(cache, manifest.index, manifest.index_digest)
-    yield from _generation_damage(cache, manifest, index, arrays, roots)
+    yield from _generation_damage(cache, manifest, index, arrays, roots, tell)
     yield from _building_damage(cache, manifest)
     for name in kept:
-        yield from _kept_damage(cache, name, manifest, arrays, roots)
+        yield from _kept_damage(cache, name, manifest, arrays, roots, tell)
 
 
 @_told
 def _kept_damage(
-    cache: Path, name: str, current: Manifest, arrays: bool, roots: Roots
-) -> Iterator[str]:
+    cache: Path, name: str, current: Manifest, arrays: bool, roots: Roots, tell: Tell
+) -> Iterator[Damage]:
     """Compare what must be whole of a generation whose manifest is kept."""
     manifest = read_manifest(cache, manifest_file(name))
     if manifest.name != name:
@@ -296,11 +360,11 @@ def _kept_damage(
     if tagged:
         with ColumnFile(cache, manifest.index, expected=manifest.index_digest) as file:
             index = read_index(file, list(manifest.features))
-        yield from _generation_damage(cache, manifest, index, arrays, roots)
+        yield from _generation_damage(cache, manifest, index, arrays, roots, tell)
 
 
 @_told
-def _building_damage(cache: Path, manifest: Manifest) -> Iterator[str]:
+def _building_damage(cache: Path, manifest: Manifest) -> Iterator[Damage]:
     """Compare what belongs to a build that is being written, unless its writer is at work on it."""
     files = (_file_damage(cache, *each) for each in manifest.building_files.items())
     parts = (_part_damage(cache, entry) for entry in manifest.building_parts)
@@ -310,8 +374,8 @@ def _building_damage(cache: Path, manifest: Manifest) -> Iterator[str]:
 
 
 def _generation_damage(
-    cache: Path, manifest: Manifest, index: Index, arrays: bool, roots: Roots
-) -> Iterator[str]:
+    cache: Path, manifest: Manifest, index: Index, arrays: bool, roots: Roots, tell: Tell
+) -> Iterator[Damage]:
     adopted = AdoptedFiles.of(cache, manifest.parts, index.containers, roots)
     for path, expected in manifest.files.items():
         yield from _file_damage(cache, path, expected)
@@ -322,7 +386,7 @@ def _generation_damage(
         known = ContainerPages(cache, manifest, index.containers, adopted)
         collected = np.array([part.is_collected for part in manifest.parts], bool)
         for container in np.flatnonzero(collected[index.containers.parts]).tolist():
-            yield from page_damage(index, container, known)
+            yield from page_damage(index, container, known, tell)
 
 
 @_told
@@ -342,7 +406,7 @@ def _file_damage(cache: Path, path: str, expected: str) -> Iterator[str]:
 
 
 @_told
-def _part_damage(cache: Path, entry: PartEntry) -> Iterator[str]:
+def _part_damage(cache: Path, entry: PartEntry) -> Iterator[Damage]:
     directory = f"{PARTS}/{entry.name}"
     part = read_part(cache, entry.name)
     if part is None:
