@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,11 +72,6 @@ class Header:
     # the parts whose utterances it holds in their place, from the moment of its seal
     replaces: tuple[Name, ...] = field(default=(), metadata=OPTIONAL)
 
-    def to_json(self) -> dict[str, object]:
-        """Return the header as JSON has it; `replaces` is absent where it is empty."""
-        content = dataclasses.asdict(self)
-        return {key: each for key, each in content.items() if key != "replaces" or each}
-
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -101,7 +95,7 @@ def line_of(
     if stats is not None:
         content["commit"] = {name: _stats_to_json(each) for name, each in stats.items()}
     if header is not None:
-        content["header"] = header.to_json()
+        content["header"] = header
     return pack_json(content) + b"\n"
 
 

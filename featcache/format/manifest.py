@@ -41,6 +41,7 @@ from featcache.format.files import (
     Name,
     NameOrNone,
     digest,
+    fields_of,
     natural,
     newer,
     open_there,
@@ -388,12 +389,6 @@ class Manifest:
 
 
 _KEYS = {field.name for field in dataclasses.fields(Manifest)} - {"others"} | {"format", "version"}
-_OPTIONAL = {
-    field.name
-    for kind in (Manifest, PartEntry)
-    for field in dataclasses.fields(kind)
-    if field.metadata == OPTIONAL
-}
 
 
 def new_generation_name(generation: int) -> str:
@@ -426,7 +421,7 @@ def write_manifest(
     are made so. With `keep`, it is also kept under its generation's name.
     """
     manifest = replace(manifest, write_id=secrets.token_hex(8))
-    content = dataclasses.asdict(manifest, dict_factory=_without_empty)
+    content = fields_of(manifest)
     del content["others"]
     head = {"format": "featcache", "version": FORMAT_VERSION}
     data = pack_json({**head, **content, **manifest.others})
@@ -435,10 +430,6 @@ def write_manifest(
         write_durably(cache / manifest_file(manifest.name), data, alone=True)
     write_durably(cache / file, data)
     return manifest
-
-
-def _without_empty(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    return {key: value for key, value in pairs if value or key not in _OPTIONAL}
 
 
 def refuse_other_formats(cache: Path) -> None:

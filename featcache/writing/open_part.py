@@ -56,7 +56,7 @@ from featcache.format.part import (
     container_columns,
     index_columns,
     new_part_name,
-    read_part,
+    part_of,
     remove_part,
     rows_of,
 )
@@ -238,14 +238,12 @@ def write_seal(
 ) -> SealedPart:
     """Write the columns of a part, and name them in `part.json`: from then on the part counts."""
     directory = cache / PARTS / name
-    content |= {"name": name, "rows": rows, "page_bytes": PAGE_BYTES, "header": header.to_json()}
+    content |= {"name": name, "rows": rows, "page_bytes": PAGE_BYTES, "header": header}
     content["block_rows"] = dict(header.block_rows)
     content["columns"] = save_columns(directory / COLUMNS, columns)
-    write_durably(directory / SEAL, pack_json(content))
-    sealed = read_part(cache, name)
-    if sealed is None:
-        raise CorruptCacheError(f"{str(directory / SEAL)!r} is not there after it was written")
-    return sealed
+    data = pack_json(content)
+    write_durably(directory / SEAL, data)
+    return part_of(cache, name, data)
 
 
 def page_columns(pages: Collection[Pages]) -> Columns:
