@@ -417,8 +417,8 @@ def write_manifest(
 ) -> Manifest:
     """Write `featcache.json`, or what is to follow it, and return it as it stands there.
 
-    All that it names must be durable already, but for names in the cache's own directory: these
-    are made so. With `keep`, it is also kept under its generation's name.
+    All that it names must be durable already. With `keep`, it is also kept under its generation's
+    name, and names in the cache's own directory are made durable.
     """
     manifest = replace(manifest, write_id=secrets.token_hex(8))
     content = fields_of(manifest)
@@ -428,7 +428,7 @@ def write_manifest(
     if keep:
         (cache / MANIFESTS).mkdir(exist_ok=True)
         write_durably(cache / manifest_file(manifest.name), data, alone=True)
-    write_durably(cache / file, data)
+    write_durably(cache / file, data, alone=not keep)
     return manifest
 
 

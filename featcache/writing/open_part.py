@@ -469,7 +469,8 @@ class OpenPart:
         if not len(self._rows):
             self.discard()
             return None
-        if self._committed < self._appended:  # for who is killed in here; the seal is durable
+        # for who is killed in here: the seal is durable, and a part without a commit is seconds old
+        if 0 < self._committed < self._appended:
             self._flush()
             self._journal.commit(self.stats, durably=False)
         pages: dict[str, Pages] = {}
