@@ -172,9 +172,8 @@ def seal_adopted(
             for each in sorted(annotations)
         ),
     )
-    told = dataclasses.asdict(adopted)
     try:
-        return write_seal(cache, name, header, len(rows.ids), columns, adopted=told)
+        return write_seal(cache, name, header, len(rows.ids), columns, adopted=adopted)
     except BaseException:
         if not (directory / SEAL).exists():  # or it counts
             shutil.rmtree(directory)
@@ -396,7 +395,7 @@ def _check_gone(held: HeldCache) -> None:
     Parts that were begun meanwhile hold nothing that was deleted: those that live are told as such.
     """
     cache, manifest = held.path, held.manifest
-    found = entries(cache / PARTS)
+    found = [Path(each) for each in entries(cache / PARTS)]
     for part in (part for part in found if PART_NAME.fullmatch(part.name)):
         with contextlib.suppress(FileNotFoundError):  # its writer has removed it
             if not (part / SEAL).exists() and is_locked(part):

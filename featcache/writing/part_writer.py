@@ -20,7 +20,7 @@ from featcache.errors import ClosedError, CorruptCacheError, FeatureError
 from featcache.format.annotations import check_annotations, with_kinds
 from featcache.format.feature_sets import features_beside
 from featcache.format.files import check_id, explained, reading
-from featcache.format.fingerprint import cache_fingerprint, fingerprint_digest
+from featcache.format.fingerprint import cache_fingerprint, digest_of_canonical
 from featcache.format.index import UNKNOWN, Stamps, check_stamps
 from featcache.format.part import header_for
 from featcache.writing.arrays import (
@@ -79,7 +79,7 @@ class PartWriter:
         self.bytes_written = self._count = 0  # of the utterances that this writer took
         self.closed = False
         self._lock = threading.RLock()  # of the `CacheWriter` too, if it is of one
-        self._fingerprint = fingerprint_digest(cache_fingerprint(self.features, fingerprint))
+        self._fingerprint = digest_of_canonical(cache_fingerprint(self.features, fingerprint))
         with reading(self.path):
             stored = find_stored(self.path, self._fingerprint, held)
             beside = features_beside(self.path)
@@ -248,9 +248,8 @@ class PartWriter:
         """Finish the files of what was written so far, so that it can be published."""
         with self.lock:
             self.check_open()
-            self._end_part()
-            self._thread.drain()
-            for part in [*self._under_way.unsealed]:  # an interrupt came when they were ended
+            self._part, self._part_bytes, self._part_rows = None, 0, 0
+            for part in [*self._under_way.unsealed]:  # some may be on their way to it already
                 self._thread.put(partial(self._under_way.seal, part))
             self._thread.drain()
             if self._under_way.committed < self._count:  # never: a promise worth a comparison

@@ -103,7 +103,9 @@ class PartsUnderWay:
             part.show()
 
     def seal(self, part: OpenPart) -> None:
-        """Finish the oldest part."""
+        """Finish the oldest part; one that is sealed stays as it is."""
+        if part not in self.unsealed:
+            return
         ids = part.ids()
         sealed = part.seal()
         self.unsealed.remove(part)
