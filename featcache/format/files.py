@@ -6,14 +6,12 @@ are opened through `open_within`, which follows no link and waits for nobody.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import hashlib
 import json
 import operator
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -24,7 +22,7 @@ from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type
 import numpy as np
 import xxhash
 
-from featcache.container_files import sync_directory, sync_file, write_all
+from featcache.container_files import sync_directory
 from featcache.container_files.system import O_NONBLOCK, open_unlinked
 from featcache.errors import (
     CacheError,
@@ -210,39 +208,6 @@ def make_directory(path: Path) -> None:
     except OSError as error:
         if error.errno not in _UNSYNCABLE:
             raise
-
-
-def write_durably(path: Path, data: bytes, *, alone: bool = False) -> None:
-    """Write a whole file by way of a temporary one; its neighbours are durable before it.
-
-    Not so with `alone`: what it names does not lie beside it.
-    """
-    aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # of this writer alone
-    try:
-        with aside.open("xb", buffering=0) as file:
-            write_all(file, data)
-            sync_file(file)
-        if not alone:  # what the file names must not come after it
-            sync_directory(path.parent)
-        aside.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise
-    sync_directory(path.parent)
-
-
-def create_durably(path: Path, data: bytes) -> None:
-    """Write a whole file under a name that nobody else gives; nothing names it before this ends."""
-    try:
-        with path.open("xb", buffering=0) as file:
-            write_all(file, data)
-            sync_file(file)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            path.unlink()
-        raise
-    sync_directory(path.parent)
 
 
 def remove_unfinished(directory: Path) -> None:

@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 
-from featcache.container_files import sync_directory
+from featcache.container_files import sync_directory, write_durably
 from featcache.declaration import (
     DTYPES,
     KEYS,
@@ -53,7 +53,6 @@ from featcache.format.files import (
     remedy,
     unpack_json,
     within,
-    write_durably,
 )
 from featcache.format.fingerprint import digest_of_canonical
 from featcache.registry import RAW

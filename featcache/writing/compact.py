@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from featcache.container_files import Pages, sync_directory
+from featcache.container_files.lock import FILES as LOCK_FILES
+from featcache.container_files.lock import WriterLock, is_locked
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
 from featcache.format.annotation_columns import Column, stored_columns
 from featcache.format.columns import ColumnFile
 from featcache.format.files import make_directory
 from featcache.format.index import Index, read_index
 from featcache.format.journal import Header
-from featcache.format.lock import FILES as LOCK_FILES
-from featcache.format.lock import WriterLock, is_locked
 from featcache.format.manifest import (
     MANIFESTS,
     PARTS,

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from featcache.container_files import sync_directory
+from featcache.container_files.lock import Held, WriterLock
 from featcache.errors import CacheError, CacheLockedError
 from featcache.format.files import explained, remove_unfinished
 from featcache.format.fingerprint import digest_of_canonical
 from featcache.format.index import Index
 from featcache.format.journal import Header, read_journal
-from featcache.format.lock import Held, WriterLock
 from featcache.format.manifest import (
     INDEX,
     KEPT_FILE,

@@ -17,11 +17,14 @@ from featcache.container_files import (
     Extents,
     Pages,
     append_many,
+    lock,
     sync_directory,
+    write_durably,
 )
+from featcache.container_files.lock import WriterLock
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CacheError, CacheLockedError, CorruptCacheError
-from featcache.format import journal, lock
+from featcache.format import journal
 from featcache.format.annotations import NONE, Values
 from featcache.format.columns import ends_of, save_columns
 from featcache.format.files import (
@@ -30,7 +33,6 @@ from featcache.format.files import (
     open_within,
     pack_json,
     remove_unfinished,
-    write_durably,
 )
 from featcache.format.index import (
     UNKNOWN,
@@ -44,7 +46,6 @@ from featcache.format.index import (
     pages_of,
 )
 from featcache.format.journal import Header, JournalWriter, PlacedArrays, Utterance
-from featcache.format.lock import WriterLock
 from featcache.format.manifest import PARTS
 from featcache.format.part import (
     COLUMNS,
