@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, TypedDict, cast
 
 import numpy as np
 
@@ -33,12 +33,12 @@ from featcache.reading.opening import (
     witnesses,
 )
 from featcache.reading.unpublished import count_unpublished
-from featcache.store import Cache
 
 if TYPE_CHECKING:
     from featcache.extraction.estimating.estimate import Estimate as Estimate
     from featcache.extraction.estimating.estimate import estimate as estimate
     from featcache.staleness.provenance import provenance as provenance
+    from featcache.store import Cache
 
 _HOMES = {  # loaded when first used: a look at a cache needs no torch
     "Estimate": "featcache.extraction.estimating.estimate",
@@ -78,9 +78,8 @@ def info(cache: Cache | CachePath) -> dict[str, object]:
         with reading(opened.path):
             return _info(opened)
     except CorruptCacheError as error:
-        path = cache.path if isinstance(cache, Cache) else directory(cache, "a cache").absolute()
         unknown = dict.fromkeys(_INFO)
-        known = {"path": str(path), "state": "damaged", "error": str(error)}
+        known = {"path": str(_path(cache)), "state": "damaged", "error": str(error)}
         return {**unknown, **known, "tags": {}, "features": [], "annotations": {}}
 
 
@@ -239,6 +238,8 @@ def diff(
     >>> featcache.inspect.diff(*paths)["fingerprint"]
     ['gain: was 0, now 1']
     """
+    from featcache.store import Cache
+
     first, second = _opened(a), _opened(b)
     with reading(first.path):
         was = _recorded(first)
@@ -321,11 +322,18 @@ def _or_infinite(number: float | None) -> float:
     return np.inf if number is None else number
 
 
+def _path(cache: Cache | CachePath) -> Path:
+    path = getattr(cache, "path", None)
+    if isinstance(path, Path):
+        return path
+    return directory(cast(CachePath, cache), "a cache").absolute()
+
+
 def _opened(cache: Cache | CachePath) -> Generation:
-    if isinstance(cache, Cache):
-        return cache.opened
-    path = directory(cache, "a cache").absolute()
-    return open_generation(path, None)  # to look at it, nothing has to be expected
+    opened = getattr(cache, "opened", None)  # to look at a path needs no tables
+    if isinstance(opened, Generation):
+        return opened
+    return open_generation(_path(cache), None)  # to look at it, nothing has to be expected
 
 
 def _recorded(opened: Generation) -> dict[str, object]:
