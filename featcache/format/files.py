@@ -15,7 +15,7 @@ import operator
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -327,7 +327,38 @@ def pack_json(content: object) -> bytes:
     >>> pack_json({"a": 1})
     b'["c5e3762ffc8453c6",{"a":1}]'
     """
-    body = _encoder.encode(content).encode()
+    return _checked(_encoder.encode(content))
+
+
+def pack_for_readers(content: Mapping[str, object]) -> bytes:
+    r"""Return what `pack_json` does, laid out for people: each key and each entry has its line.
+
+    >>> print(pack_for_readers({"rows": 2, "parts": [{"a": 1}, {"b": 2}]}).decode())
+    ["41720f91f2adc93c",{
+    "rows": 2,
+    "parts": [
+     {"a":1},
+     {"b":2}
+    ]
+    }]
+    """
+    lines = (f"{_encoder.encode(key)}: {_laid_out(value)}" for key, value in content.items())
+    return _checked("{\n" + ",\n".join(lines) + "\n}")
+
+
+def _laid_out(value: object) -> str:
+    if isinstance(value, dict) and value:
+        entries = (
+            f"{_encoder.encode(key)}: {_encoder.encode(each)}" for key, each in value.items()
+        )
+        return "{\n " + ",\n ".join(entries) + "\n}"
+    if isinstance(value, list | tuple) and value:
+        return "[\n " + ",\n ".join(map(_encoder.encode, value)) + "\n]"
+    return _encoder.encode(value)
+
+
+def _checked(text: str) -> bytes:
+    body = text.encode()
     if len(body) > MAX_JSON_BYTES - 64:
         raise CacheError(
             f"a record of {len(body):,} bytes is more than the {MAX_JSON_BYTES:,} that a cache can "

@@ -44,6 +44,7 @@ from featcache.format.files import (
     natural,
     newer,
     open_there,
+    pack_for_readers,
     pack_json,
     read_as,
     read_within,
@@ -429,7 +430,7 @@ def write_manifest(
     content = dataclasses.asdict(manifest, dict_factory=_without_empty)
     del content["others"]
     head = {"format": "featcache", "version": FORMAT_VERSION}
-    data = pack_json({**head, **content, **manifest.others})
+    data = pack_for_readers({**head, **content, **manifest.others})
     if keep:
         (cache / MANIFESTS).mkdir(exist_ok=True)
         write_durably(cache / manifest_file(manifest.name), data, alone=True)

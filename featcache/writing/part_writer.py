@@ -14,6 +14,7 @@ from typing import Self, TypeVar
 
 from featcache._checks import directory
 from featcache._closing import close_after
+from featcache._tensors import ArrayLike
 from featcache.declaration import Features, by_name
 from featcache.errors import ClosedError, CorruptCacheError, FeatureError
 from featcache.format.annotations import check_annotations, with_kinds
@@ -24,7 +25,6 @@ from featcache.format.index import UNKNOWN, Stamps, check_stamps
 from featcache.format.part import header_for
 from featcache.writing.arrays import (
     NOTHING,
-    ArrayLike,
     BatchLayout,
     CheckedUtterances,
     CopyMemory,

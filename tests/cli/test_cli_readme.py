@@ -7,9 +7,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+from command_runs import make, run
 
 import featcache
-from command_runs import make, run
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 (SECTION,) = re.findall(r"^## Command line\n(.*?)^## ", README, re.MULTILINE | re.DOTALL)
