@@ -71,7 +71,7 @@ def info(cache: Cache | CachePath) -> dict[str, object]:
     >>> featcache.CacheWriter(path, [featcache.FeatureStorageConfig("fbank")]).close()
     >>> found = featcache.inspect.info(path)
     >>> found["state"], found["utterances"]
-    ('incomplete', 0)
+    ('complete', 0)
     """
     try:
         opened = _opened(cache)
@@ -189,7 +189,7 @@ def made_from(cache: Cache | CachePath) -> dict[str, object]:
     }
 
 
-class Ids(TypedDict):
+class IdCounts(TypedDict):
     """Numbers of the utterances of two caches."""
 
     only_a: int
@@ -213,7 +213,7 @@ class Diff(TypedDict):
     fingerprint: list[str]
     recorded: list[str]
     sources: list[str]
-    ids: Ids
+    ids: IdCounts
     features: dict[str, dict[str, list[object]]]
     values: dict[str, LargestDifference] | None
 

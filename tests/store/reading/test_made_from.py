@@ -111,8 +111,12 @@ def test_two_caches_differ_in_what_they_were_made_from(tmp_path: Path) -> None:
             "-    return x",
             "+    return 2 * x",
         ],
+        "ids": {"only_a": 0, "only_b": 0, "both": 1},
+        "features": {},
+        "values": None,
     }
-    assert featcache.inspect.diff(a, a) == {"fingerprint": [], "recorded": [], "sources": []}
+    nothing = {"fingerprint": [], "recorded": [], "sources": []}
+    assert featcache.inspect.diff(a, a) == {**found, **nothing}
 
 
 def test_what_only_one_cache_has_recorded_is_no_difference(tmp_path: Path) -> None:
