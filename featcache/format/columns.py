@@ -386,8 +386,8 @@ class ColumnFile:
         _, length, _, _, expected = self._columns[name]
         return f"{length}:{expected} "
 
-    def damage(self, names: Iterable[str] | None = None) -> list[str]:
-        """Compare all columns with their digests, or some; return a sentence for each that differs.
+    def damaged(self, names: Iterable[str] | None = None) -> list[str]:
+        """Compare all columns with their digests, or some; return the names of those that differ.
 
         The file must not be closed.
         """
@@ -398,8 +398,15 @@ class ColumnFile:
             for start in range(begin, end, 1 << 20):
                 state.update(self._read(start, min(1 << 20, end - start)))
             if state.hexdigest() != expected:
-                found.append(str(self._damaged(f"the checksum of column {name!r} does not match")))
+                found.append(name)
         return found
+
+    def damage(self, names: Iterable[str] | None = None) -> list[str]:
+        """Compare columns as `damaged` does; return a sentence for each that differs."""
+        return [
+            str(self._damaged(f"the checksum of column {name!r} does not match"))
+            for name in self.damaged(names)
+        ]
 
     def _footer(self) -> bytes:
         guess = self._read(max(self._size - FOOTER_GUESS, 0), min(self._size, FOOTER_GUESS))
