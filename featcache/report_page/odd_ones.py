@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from featcache.report_page.values import FeatureValues, read_one
 from featcache.report_page.view import Child, View, python, table
 
 MOST_ODD = 120  # rows of the table
+FULL_WIDTH = 0.95  # of the lengths: pictures of longer utterances are squeezed
 
 # Odd ones: the table, the search and pictures.
 
@@ -115,11 +117,12 @@ def _pictures(view: View, rows: Sequence[OddRow], pictures: int, seed: int) -> H
     known, feature = {row for row, _, _ in shown}, _pictured(facts)
     random: list[tuple[int, str, str]] = []
     if feature is not None and len(facts.table):
-        count = min(pictures - len(shown), len(facts.chosen.drawn))
+        count = min(pictures, len(facts.chosen.drawn))  # some of them are among the odd ones
         drawn = facts.table.select(facts.chosen.drawn).sample(count, seed=seed)
         some = facts.table.rows(drawn.ids).tolist()
         random = [(row, feature, "") for row in some if row not in known]
-    cards = [list(_cards(view, each)) for each in (shown, random)]
+    cards = [list(_cards(view, shown))]
+    cards.append(list(islice(_cards(view, random), pictures - len(cards[0]))))
     if not any(cards):
         return Html("")
     own = view.anchor("own-scale")
@@ -166,15 +169,15 @@ def _pictured(facts: CacheFacts) -> str | None:
 def _cards(view: View, shown: Sequence[tuple[int, str, str]]) -> Iterator[Html]:
     facts = view.facts
     found = {each.name: each for each in facts.values}
-    arrays = [(row, name, why, read_one(facts.opened, name, row)) for row, name, why in shown]
-    longest = max((len(frames) for *_, frames in arrays if frames is not None), default=1)
-    for row, name, why, frames in arrays:
+    for row, name, why in shown:
+        frames = read_one(facts.opened, name, row)
         if frames is None or not frames.size:
             continue
         id, values = facts.table.id(row), found[name]
         what = f"{len(frames):,} frames" if len(frames) != 1 else "one frame"
         alt = f"{name} of {id}, {what}{f', {why}' if why else ''}"
-        wide = f"width:{max(100 * len(frames) / max(longest, 1), 6):.1f}%"
+        full = facts.lengths[name].quantile(FULL_WIDTH) if name in facts.lengths else 1
+        wide = f"width:{min(max(100 * len(frames) / max(full, 1), 6), 100):.1f}%"
         caption = element(
             "figcaption",
             element("code", id),

@@ -99,7 +99,9 @@ def origin(view: View) -> Html:
     command = recorded.get("command")
     words = command if isinstance(command, list) else [command] if command else []
     expected = manifest.expected
-    missing = None if expected is None else expected.count - len(facts.table)
+    missing = None
+    if expected is not None:
+        missing = max(expected.count - len(facts.table) - len(facts.opened.failed), 0)
     chosen = facts.chosen
     checks = "adopted: its bytes were never read as a whole, so nothing tells whether they changed"
     if facts.checked:
