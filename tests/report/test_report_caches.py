@@ -222,7 +222,7 @@ def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
             featcache.inspect.report(caches, page)
     for settings in ({"pictures": -1}, {"seed": 0.5}, {"sample": 0}, {"sample": "some"}):
         with pytest.raises(featcache.errors.ConfigError):
-            featcache.inspect.report(cache, page, **settings)  # type: ignore[arg-type]
+            featcache.inspect.report(cache, page, **settings)
     with pytest.raises(featcache.errors.NotACacheError):
         featcache.inspect.report(tmp_path / "nothing", page)
     with pytest.raises(FileNotFoundError):

@@ -163,7 +163,7 @@ def test_annotations(page: Page, made: dict[str, Utterance]) -> None:
 
 def robust(values: Array) -> Array:
     median = np.nanmedian(values)
-    return np.abs(values - median) / (1.4826 * np.nanmedian(np.abs(values - median)))
+    return np.asarray(np.abs(values - median) / (1.4826 * np.nanmedian(np.abs(values - median))))
 
 
 def odd_ids(made: dict[str, Utterance]) -> dict[str, set[str]]:
