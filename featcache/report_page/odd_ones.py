@@ -66,7 +66,8 @@ def odd(view: View, rows: Sequence[OddRow], number_of_pictures: int, seed: int) 
         said: Child = "No utterance is odd by any rule."
     else:
         shown = "" if len(rows) == total else f", {len(rows):,} of them here, some by each rule"
-        said = [number(total, view.named("odd")), f" utterances are odd{shown}. "]
+        are = "utterance is" if total == 1 else "utterances are"
+        said = [number(total, view.named("odd")), f" {are} odd{shown}."]
     parts = [element("p", said, view.sampled()), _search(view)]
     if rows:
         parts.append(_odd_table(view, rows))
@@ -112,8 +113,11 @@ def _odd_table(view: View, rows: Sequence[OddRow]) -> Html:
 
 def _pictures(view: View, rows: Sequence[OddRow], pictures: int, seed: int) -> Html:
     facts = view.facts
+    if not pictures:
+        return Html("")
     shown = [(each.row, each.reasons[0][1], ", ".join(dict.fromkeys(r[0] for r in each.reasons)))
-             for each in _varied(rows, pictures // 2)]  # fmt: skip
+             for each in _varied([each for each in rows if _is_seen(facts, each)],
+                                 pictures // 2)]  # fmt: skip
     known, feature = {row for row, _, _ in shown}, _pictured(facts)
     random: list[tuple[int, str, str]] = []
     if feature is not None and len(facts.table):
@@ -122,11 +126,12 @@ def _pictures(view: View, rows: Sequence[OddRow], pictures: int, seed: int) -> H
         some = facts.table.rows(drawn.ids).tolist()
         random = [(row, feature, "") for row in some if row not in known]
     cards = [list(_cards(view, shown))]
-    cards.append(list(islice(_cards(view, random), pictures - len(cards[0]))))
+    cards.append(list(islice(_cards(view, random), pictures - pictures // 2)))
     if not any(cards):
         return Html("")
     own = view.anchor("own-scale")
-    scale = next((each.scale for each in facts.values if each.name == feature), None)
+    scale = next((each.scale for each in facts.values
+                  if each.name == feature and each.width > 1), None)  # fmt: skip
     parts: list[Html] = []
     for title, some_cards in zip(("Odd ones in pictures", "Some at random"), cards, strict=True):
         if some_cards:
@@ -144,6 +149,12 @@ def _pictures(view: View, rows: Sequence[OddRow], pictures: int, seed: int) -> H
         *parts,
         class_="gallery",
     )  # fmt: skip
+
+
+def _is_seen(facts: CacheFacts, odd: OddRow) -> bool:
+    """Whether there is something to draw."""
+    kind, feature, _ = odd.reasons[0]
+    return kind != "damaged" and int(facts.opened.index.features[feature].rows[odd.row]) > 0
 
 
 def _varied(rows: Sequence[OddRow], most: int) -> list[OddRow]:

@@ -86,7 +86,9 @@ def look_first(view: View, found: Sequence[Finding]) -> Html:
         )
         for each in shown
     )
-    return element("ul", items, class_="findings")
+    left = dict.fromkeys(each.kind for each in found if each not in shown)
+    more = element("p", f"and {len(left)} more: {', '.join(left)}", class_="note")
+    return joined(element("ul", items, class_="findings"), more if left else "")
 
 
 # Origin: whether it is the right cache.

@@ -215,8 +215,8 @@ def test_findings_name_the_utterances_that_the_rules_name(
     assert counts["dead dims"] == 1
     assert "frames 4 to 9 are equal" in page.words
     assert "3 of its values are NaN or infinite" in page.words
-    assert "the same fbank as 'utt-09'" in page.words
-    assert "units ends 10 frames after fbank" in page.words
+    assert "the same array as 'utt-09'" in page.words
+    assert "units: it ends 10 frames after fbank" in page.words
     assert f"{len(made['utt-19'].fbank):,} frames, the median is" in page.words
 
 
