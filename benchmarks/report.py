@@ -122,7 +122,7 @@ def write_columns(path: Path, count: int) -> None:
     strings = Strings(np.arange(count + 1) * 12, np.frombuffer(ids, np.uint8))
     index = Index(hashes[hash_rows], hash_rows, strings, {"fbank": columns}, containers, {})
     annotations = annotation_columns(count, lengths)
-    made: dict[str, np.ndarray] = {}  # type: ignore[type-arg]
+    made: dict[str, np.ndarray] = {}
     made |= dict(index_columns([index], rows_of([index], []), ["fbank"], {}))
     made |= container_columns([""], [containers])
     made |= string_columns("failed", Strings.of([]))
@@ -147,7 +147,7 @@ def write_columns(path: Path, count: int) -> None:
     write_manifest(path, manifest)
 
 
-def annotation_columns(count: int, lengths: np.ndarray) -> dict[str, Column]:  # type: ignore[type-arg]
+def annotation_columns(count: int, lengths: np.ndarray) -> dict[str, Column]:
     """Return a speaker and a text of each utterance."""
     random = np.random.default_rng(1)
     speakers = Strings.of([f"speaker-{number:05d}" for number in range(SPEAKERS)])

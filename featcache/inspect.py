@@ -10,18 +10,18 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 import numpy as np
 
 from featcache._checks import directory, whole_number
 from featcache._loading import load
+from featcache.container_files.lock import Holder, holder, may_live
 from featcache.errors import ConfigError, CorruptCacheError
 from featcache.format.feature_sets import every_directory, tags_of_sets
 from featcache.format.files import reading
 from featcache.format.fingerprint import differences
 from featcache.format.index import rows_of_ids
-from featcache.format.lock import Holder, holder, may_live
 from featcache.format.part import part_directories
 from featcache.interface import Ints
 from featcache.reading.generation import Generation
@@ -34,7 +34,6 @@ from featcache.reading.opening import (
     witnesses,
 )
 from featcache.reading.unpublished import count_unpublished
-from featcache.store import Cache
 
 if TYPE_CHECKING:
     from featcache.extraction.estimating.estimate import Estimate as Estimate
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from featcache.report_page import Finding as Finding
     from featcache.report_page import Report as Report
     from featcache.staleness.provenance import provenance as provenance
+    from featcache.store import Cache
 
 _HOMES = {  # loaded when first used: a look at a cache needs no torch
     "Estimate": "featcache.extraction.estimating.estimate",
@@ -76,16 +76,15 @@ def info(cache: Cache | CachePath) -> dict[str, object]:
     >>> featcache.CacheWriter(path, [featcache.FeatureStorageConfig("fbank")]).close()
     >>> found = featcache.inspect.info(path)
     >>> found["state"], found["utterances"]
-    ('incomplete', 0)
+    ('complete', 0)
     """
     try:
         opened = _opened(cache)
         with reading(opened.path):
             return _info(opened)
     except CorruptCacheError as error:
-        path = cache.path if isinstance(cache, Cache) else directory(cache, "a cache").absolute()
         unknown = dict.fromkeys(_INFO)
-        known = {"path": str(path), "state": "damaged", "error": str(error)}
+        known = {"path": str(_path(cache)), "state": "damaged", "error": str(error)}
         return {**unknown, **known, "tags": {}, "features": [], "annotations": {}}
 
 
@@ -195,7 +194,7 @@ def made_from(cache: Cache | CachePath) -> dict[str, object]:
     }
 
 
-class Ids(TypedDict):
+class IdCounts(TypedDict):
     """Numbers of the utterances of two caches."""
 
     only_a: int
@@ -219,7 +218,7 @@ class Diff(TypedDict):
     fingerprint: list[str]
     recorded: list[str]
     sources: list[str]
-    ids: Ids
+    ids: IdCounts
     features: dict[str, dict[str, list[object]]]
     values: dict[str, LargestDifference] | None
 
@@ -244,6 +243,8 @@ def diff(
     >>> featcache.inspect.diff(*paths)["fingerprint"]
     ['gain: was 0, now 1']
     """
+    from featcache.store import Cache
+
     first, second = _opened(a), _opened(b)
     with reading(first.path):
         was = _recorded(first)
@@ -354,13 +355,14 @@ def report(
     1320
     """
     from featcache import report_page
+    from featcache.store import Cache
 
     listed = [caches] if isinstance(caches, Cache | str | os.PathLike) else list(caches)
     if not 1 <= len(listed) <= 2:
         raise ConfigError(f"a report is about one cache or two, not about {len(listed)}")
     whole_number("pictures", pictures, 0)
     whole_number("seed", seed, 0)
-    opened = [_as_cache(each) for each in listed]
+    opened = [each if isinstance(each, Cache) else Cache(_opened(each)) for each in listed]
     facts = [report_page.facts_of(each, made_from(each), sample, seed) for each in opened]
     return report_page.write_page(
         facts,
@@ -368,19 +370,29 @@ def report(
         pictures=pictures,
         sample=sample,
         seed=seed,
-        changed=diff(*opened) if len(opened) == 2 else {},
+        changed=_making(*opened) if len(opened) == 2 else {},
     )
 
 
-def _as_cache(cache: Cache | CachePath) -> Cache:
-    return cache if isinstance(cache, Cache) else Cache(_opened(cache))
+def _making(a: Cache, b: Cache) -> dict[str, list[str]]:
+    """Return in what the makings of two caches differ."""
+    found = diff(a, b)
+    made = found["fingerprint"], found["recorded"], found["sources"]
+    return dict(zip(("fingerprint", "recorded", "sources"), made, strict=True))
+
+
+def _path(cache: Cache | CachePath) -> Path:
+    path = getattr(cache, "path", None)
+    if isinstance(path, Path):
+        return path
+    return directory(cast(CachePath, cache), "a cache").absolute()
 
 
 def _opened(cache: Cache | CachePath) -> Generation:
-    if isinstance(cache, Cache):
-        return cache.opened
-    path = directory(cache, "a cache").absolute()
-    return open_generation(path, None)  # to look at it, nothing has to be expected
+    opened = getattr(cache, "opened", None)  # to look at a path needs no tables
+    if isinstance(opened, Generation):
+        return opened
+    return open_generation(_path(cache), None)  # to look at it, nothing has to be expected
 
 
 def _recorded(opened: Generation) -> dict[str, object]:

@@ -32,6 +32,7 @@ from featcache.tables.table import FeatureTable
 
 if TYPE_CHECKING:
     from featcache.writing.annotate import AnnotationSource
+    from featcache.writing.repair import Repair
 
 VERIFY = ("columns", "arrays")
 
@@ -230,6 +231,34 @@ class Cache(FeatureTable):
         with self._editing("collect"):
             edit.collect(self.path, self.opened.settings.roots)
 
+    def repair(self, *, dry_run: bool = False) -> Repair:
+        """Save all utterances whose bytes are intact, set what is damaged aside, and tell of both.
+
+        All bytes are read and compared. Of a whole cache nothing is changed. Of a damaged one,
+        parts with damage are copied without the utterances that are lost, and what can be made anew
+        is: indexes, statistics, checksums of pages. A new generation is published, and read then;
+        it is incomplete if anything is lost, so who fills the cache again computes that alone.
+        Generations that tags name are made anew, too. Killed at any moment, it leaves the cache as
+        it was, or repaired. No byte of a damaged file is deleted, and the disk needs room for the
+        copies. Adopted sources are never written: the rows that are lost are dropped.
+
+        A cache that cannot even be opened is repaired by `featcache.store.repair(path)`.
+
+        Args:
+            dry_run: only look, and change nothing.
+
+        Raises `CacheLockedError` while the cache is written, `CorruptCacheError` where manifest or
+        names of feature sets are damaged (put back the copy of `manifests`), `StorageFullError`
+        without room for the copies.
+        """
+        from featcache.writing.repair import repair
+
+        roots = self.opened.settings.roots
+        if dry_run:
+            return repair(self.path, roots, dry_run=True)
+        with self._editing("repair it"):
+            return repair(self.path, roots)
+
     @property
     def tags(self) -> dict[str, int]:
         """Tags of the cache as it is now, and the numbers of the generations that they name."""
@@ -317,6 +346,16 @@ def open(
             raise_damage(damage_of(cache.opened, arrays=arrays, alone=alone), WHAT_TO_DO)
             tell_unequal_ends(place, cache.opened.manifest, cache.opened.index)
     return cache
+
+
+def repair(
+    path: CachePath, *, dry_run: bool = False, roots: Mapping[str, CachePath] = NO_ROOTS
+) -> Repair:
+    """Repair a cache as `Cache.repair` does, also one that is too damaged to be opened."""
+    from featcache.writing import repair as repairing
+
+    place = directory(path, "a cache").absolute()
+    return repairing.repair(place, absolute_roots(roots), dry_run=dry_run)
 
 
 def open_with(path: Path, expectation: Expectation, settings: OpenSettings) -> Cache:

@@ -196,7 +196,7 @@ def _listed(numbers: Sequence[int]) -> str:
 @click.option("--ids", is_flag=True, help="List the ids that only one has.")
 @JSON
 def diff(a: str, b: str, values: bool, atol: float, ids: bool, as_json: bool) -> None:
-    """Tell how two caches differ: ids, features, what they were made from. Exit code 1: they do.
+    """Compare two caches: ids, features, what they were made from. Exit code 1: they differ.
 
     What was recorded of the runs that made them, such as versions of libraries, is shown and makes
     no difference.

@@ -52,7 +52,7 @@ _BAR = 18  # characters
 def info(
     caches: tuple[str, ...], watch: bool, require: str, fingerprint: Any, as_json: bool
 ) -> None:
-    """Tell what caches hold, and how far they are; a folder stands for the caches in it."""
+    """Show what caches hold, and how far they are; a folder stands for the caches in it."""
     required = [each for each in require.split(",") if each]
     if unknown := {*required} - {*_REQUIREMENTS}:
         raise click.UsageError(f"--require takes complete or fresh, not {sorted(unknown)[0]!r}")
@@ -163,7 +163,7 @@ def _done(told: Info) -> int:
 
 
 def _writer_line(told: Info, rate: float | None) -> str:
-    """Say who writes a cache, and how far it is; with a rate, when it will be there."""
+    """Return who writes a cache, and how far it is; with a rate, when it will be there."""
     writer, done, expected = told["writer"], _done(told), told["expected"]
     words = [
         f"{Path(told['path']).name}: being written by {writer['host']}, process {writer['pid']}"

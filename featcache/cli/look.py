@@ -188,7 +188,7 @@ def _with_stats(table: FeatureTable) -> list[str]:
 @click.option("--source", is_flag=True, help="The text of the functions, too.")
 @JSON
 def made_from(cache: str, key: str | None, source: bool, as_json: bool) -> None:
-    """Tell what a cache was made from: what is compared, and what was recorded beside it.
+    """Show what a cache was made from: what is compared, and what was recorded beside it.
 
     KEY chooses a part of it, such as fbank, or recorded.command.
     """

@@ -18,6 +18,7 @@ from featcache.errors import UnknownNameError, counted, nearest
 
 if TYPE_CHECKING:
     from featcache.declaration import FeatureStorageConfig
+    from featcache.extraction.estimating.estimate import StorageEstimate
     from featcache.store import Cache
 
 _KIND = click.option("--kind", metavar="KIND", help="Of a store of others; it is recognised.")
@@ -192,19 +193,7 @@ def estimate(
         **({} if utterances is None else {"utterances": utterances}),
         adopting=known or None,
     )
-    rows = [
-        {
-            "feature": row.feature,
-            "backend": row.backend,
-            "codec": row.codec,
-            "dtype": row.dtype,
-            "bytes": row.nbytes,
-            "seconds": row.hours * 3600,
-            "declared": row.declared,
-            "lossless": row.lossless,
-        }
-        for row in told.rows
-    ]
+    rows = [_way(row) for row in told.rows]
     if as_json:
         whole = {"utterances": told.utterances, "bytes": told.nbytes, "seconds": told.hours * 3600}
         print_json("estimate", {**whole, "frames": dict(told.frames), "ways": rows})
@@ -219,6 +208,19 @@ def estimate(
         [_cells(row) for row in rows],
         right=["bytes", "time"],
     )
+
+
+def _way(row: StorageEstimate) -> dict[str, Any]:
+    return {
+        "feature": row.feature,
+        "backend": row.backend,
+        "codec": row.codec,
+        "dtype": row.dtype,
+        "bytes": row.nbytes,
+        "seconds": row.hours * 3600,
+        "declared": row.declared,
+        "lossless": row.lossless,
+    }
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

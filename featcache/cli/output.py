@@ -61,11 +61,11 @@ def _width(text: str) -> int:
     return len(text) + wide - sum(unicodedata.combining(each) > 0 for each in text)
 
 
-def _cut(text: str, width: int) -> str:
-    """Cut a text in its middle, where both ends tell most of an id.
+def _cut(text: str, width: int, mark: str) -> str:
+    """Cut a text in its middle, since both ends tell most of an id.
 
-    >>> _cut("speaker-anna-0001", 12)
-    'speak…a-0001'
+    >>> _cut("speaker-anna-0001", 12, "~")
+    'speak~a-0001'
     """
     if _width(text) <= width:
         return text
@@ -77,7 +77,7 @@ def _cut(text: str, width: int) -> str:
         if _width(front + first + back) >= width:
             break
         front += first
-    return f"{front}{'…' if has_unicode() else '~'}{back}"
+    return f"{front}{mark}{back}"
 
 
 def has_unicode() -> bool:
@@ -151,7 +151,7 @@ def print_table(
     first = list(islice(lines, _MEASURED))
     heads = [shown(name) for name in columns]
     widths = [max(map(_width, column)) for column in zip(heads, *first, strict=True)]
-    count, space = len(columns), room()
+    count, space, mark = len(columns), room(), "…" if has_unicode() else "~"
     if space is not None:
         others = sum(widths[1:]) + _GAP * (count - 1)
         widths[0] = min(widths[0], max(_LEAST, _width(heads[0]), space - others))
@@ -161,7 +161,7 @@ def print_table(
     def line(row: Sequence[str], bold: bool) -> str:
         parts: list[str] = []
         for name, cell, width in zip(columns[:count], row, widths, strict=False):
-            text = cell if space is None else _cut(cell, width)
+            text = cell if space is None else _cut(cell, width, mark)
             filling = " " * (width - _width(text))
             colour = "cyan" if name == "id" else _COLOURS.get(cell) if name == "state" else None
             styled = click.style(text, fg=colour, bold=bold) if bold or colour else text

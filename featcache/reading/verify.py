@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import itertools
 import logging
@@ -17,7 +18,7 @@ import xxhash
 
 from featcache.container_files import PAGE_BYTES, Pages, bytes_at
 from featcache.declaration import FEW_FRAMES, FrameTimes
-from featcache.errors import CacheError, CorruptCacheError, counted
+from featcache.errors import CacheError, CorruptCacheError, NotACacheError, counted
 from featcache.format.columns import ColumnFile
 from featcache.format.files import open_there, open_within
 from featcache.format.index import (
@@ -39,6 +40,27 @@ from featcache.format.manifest import (
 from featcache.format.part import COLUMNS, SEAL, read_part
 from featcache.interface import Ints
 from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Containers, Roots
+
+# Errors of reading that are damage, and not a lack of rights, of open files or of memory.
+
+_DAMAGE = (errno.EIO, errno.ENOENT, errno.ENOTDIR, errno.EBADMSG, errno.EOVERFLOW)
+
+
+@contextlib.contextmanager
+def unless_damaged() -> Iterator[None]:
+    """End a block at an error of reading that is damage; others are raised.
+
+    So are those of a format that this featcache does not know.
+    """
+    try:
+        yield
+    except (CorruptCacheError, NotACacheError):
+        pass
+    except OSError as error:
+        cause = error.__cause__ if isinstance(error, CacheError) else error
+        if not (isinstance(cause, OSError) and cause.errno in _DAMAGE):
+            raise
+
 
 # Damage of containers, page by page, and of the arrays on damaged pages.
 
@@ -138,11 +160,15 @@ _PAGES_AT_ONCE = 256
 
 
 def nobody(nbytes: int) -> None:
-    """Tell nobody how many bytes were read."""
+    """Ignore how many bytes were read."""
 
 
 def page_damage(
-    index: Index, container: int, known: ContainerPages, tell: Tell = nobody
+    index: Index,
+    container: int,
+    known: ContainerPages,
+    containers: Containers,
+    tell: Tell = nobody,
 ) -> Iterator[Damage]:
     """Read a container and compare its pages, naming the utterances on those that differ.
 
@@ -155,69 +181,95 @@ def page_damage(
     except CacheError:
         yield f"container {known.file(container)!r}: {WRONG_PAGES}"
     with contextlib.suppress(CacheError, FileNotFoundError):  # told by `container_damage`
-        yield from _array_damage(known, index, container, pages, tell)
-
-
-def _array_damage(
-    known: ContainerPages, index: Index, container: int, pages: Pages | None, tell: Tell
-) -> Iterator[PageDamage]:
-    with os.fdopen(known.open(container), "rb") as file:
-        descriptor = file.fileno()
-        if os.fstat(descriptor).st_size != index.containers.sizes[container]:
-            return
-        wrong = None if pages is None else _wrong_pages(descriptor, pages, tell)
+        with os.fdopen(known.open(container), "rb") as file:
+            if os.fstat(file.fileno()).st_size != index.containers.sizes[container]:
+                return
+            wrong = None if pages is None else wrong_pages(file.fileno(), pages, tell)
         if wrong is not None and not len(wrong):
             return
-        arrays = tuple(_damaged_arrays(descriptor, index, container, wrong))
-    if arrays or wrong is not None:
-        numbers = None if wrong is None else tuple(wrong.tolist())
-        yield PageDamage(known.file(container), numbers, arrays)
+        arrays = tuple(_damaged_arrays(containers, index, container, wrong))
+        if arrays or wrong is not None:
+            numbers = None if wrong is None else tuple(wrong.tolist())
+            yield PageDamage(known.file(container), numbers, arrays)
 
 
-def _wrong_pages(descriptor: int, pages: Pages, tell: Tell) -> Ints:
-    wrong: list[Ints] = [np.empty(0, np.int64)]
+def wrong_pages(descriptor: int, pages: Pages, tell: Tell = nobody) -> Ints:
+    """Return the numbers of the pages of an open file that are not what was written.
+
+    Those that it lacks, and those that the disk cannot read, are among them.
+    """
+    wrong: list[int] = []
     for first in range(0, len(pages), _PAGES_AT_ONCE):
-        found = pages_of(descriptor, first, _PAGES_AT_ONCE)
-        wrong.append(first + np.flatnonzero(found != pages[first : first + _PAGES_AT_ONCE]))
-        tell(len(found) * PAGE_BYTES)
-    return np.concatenate(wrong)
+        expected = pages[first : first + _PAGES_AT_ONCE]
+        with unless_damaged():
+            found = pages_of(descriptor, first, _PAGES_AT_ONCE)
+            differ = np.ones(len(expected), bool)
+            differ[: len(found)] = found[: len(expected)] != expected[: len(found)]
+            wrong += (first + np.flatnonzero(differ)).tolist()
+            tell(len(found) * PAGE_BYTES)
+            continue
+        numbers = range(first, first + len(expected))  # one of them cannot be read: each by itself
+        wrong += [at for at in numbers if not _is_page(descriptor, at, int(pages[at]))]
+    return np.array(wrong, np.int64)
+
+
+def _is_page(descriptor: int, number: int, expected: int) -> bool:
+    with unless_damaged():
+        page = bytes_at(descriptor, PAGE_BYTES, number * PAGE_BYTES)
+        return len(page) > 0 and xxhash.xxh3_64_intdigest(page) == expected
+    return False
 
 
 def _damaged_arrays(
-    descriptor: int, index: Index, container: int, pages: Ints | None
+    containers: Containers, index: Index, container: int, pages: Ints | None
 ) -> Iterator[DamagedArray]:
     """Yield the arrays in a container, on some pages of it, that do not have their checksum."""
     found: list[tuple[int, str, tuple[int, ...]]] = []
     for name, columns in index.features.items():
-        extents = np.flatnonzero(columns.container == container)
-        if pages is not None:
-            extents = extents[np.less(*_on_pages(columns, extents, pages))]
-        rows = columns.first.searchsorted(extents, side="right") - 1
-        for row in np.unique(rows).tolist():
-            if not _is_whole(descriptor, columns, row, container):
-                numbers: set[int] = set()
-                if pages is not None:
-                    ends = zip(*_on_pages(columns, extents[rows == row], pages), strict=True)
-                    numbers.update(*(pages[first:last].tolist() for first, last in ends))
-                found.append((row, name, tuple(sorted(numbers))))
+        for row in rows_on_pages(columns, container, pages).tolist():
+            if not has_checksum(containers, columns, row):
+                mine = np.intersect1d(
+                    [] if pages is None else pages, pages_under(columns, row, container)
+                )
+                found.append((row, name, tuple(map(int, mine.tolist()))))
     return (DamagedArray(index.id(row), name, numbers) for row, name, numbers in sorted(found))
 
 
-def _on_pages(columns: FeatureColumns, extents: Ints, pages: Ints) -> tuple[Ints, Ints]:
-    """Return which of some pages extents lie on, from the first to before the last."""
-    first = columns.offset[extents] // PAGE_BYTES
-    last = (columns.offset[extents] + columns.nbytes[extents] - 1) // PAGE_BYTES
-    return pages.searchsorted(first), pages.searchsorted(last, side="right")
+def rows_on_pages(columns: FeatureColumns, container: int, pages: Ints | None) -> Ints:
+    """Return the rows of a feature with bytes on some pages of a container, ascending; None: any.
+
+    Raises `IndexError` where the columns do not fit each other.
+    """
+    extents = np.flatnonzero(columns.container == container)
+    if pages is not None:
+        first = columns.offset[extents] // PAGE_BYTES
+        last = (columns.offset[extents] + columns.nbytes[extents] - 1) // PAGE_BYTES
+        extents = extents[pages.searchsorted(first) < pages.searchsorted(last, side="right")]
+    return np.unique(columns.first.searchsorted(extents, side="right") - 1)
 
 
-def _is_whole(descriptor: int, columns: FeatureColumns, row: int, container: int) -> bool:
-    """Whether an array has its checksum; not, if other containers hold some of it."""
+def pages_under(columns: FeatureColumns, row: int, container: int) -> Ints:
+    """Return the pages of a container on which an array lies, ascending."""
+    found = [np.empty(0, np.int64)]
+    for at in range(int(columns.first[row]), int(columns.first[row + 1])):
+        if columns.container[at] == container and columns.nbytes[at] > 0:
+            offset, nbytes = int(columns.offset[at]), int(columns.nbytes[at])
+            found.append(np.arange(offset // PAGE_BYTES, (offset + nbytes - 1) // PAGE_BYTES + 1))
+    return np.unique(np.concatenate(found))
+
+
+def has_checksum(containers: Containers, columns: FeatureColumns, row: int) -> bool:
+    """Whether the bytes of an array have its checksum; not, if they cannot be read."""
+    first, last = int(columns.first[row]), int(columns.first[row + 1])
+    if not 0 <= first <= last <= len(columns.offset):
+        return False
     state = xxhash.xxh3_64()
-    for extent in range(int(columns.first[row]), int(columns.first[row + 1])):
-        if columns.container[extent] != container:
-            return False
-        state.update(bytes_at(descriptor, int(columns.nbytes[extent]), int(columns.offset[extent])))
-    return state.intdigest() == int(columns.checksum[row])
+    with unless_damaged():
+        for at in range(first, last):
+            place = int(columns.container[at]), int(columns.offset[at]), int(columns.nbytes[at])
+            state.update(containers.view(*place).data)
+        return state.intdigest() == int(columns.checksum[row])
+    return False
 
 
 # Utterances whose features do not end together, by their lengths and `frame_s`.
@@ -258,9 +310,8 @@ def tell_unequal_ends(cache: Path, manifest: Manifest, index: Index) -> None:
 P = ParamSpec("P")
 MOST_TOLD = 20
 WHAT_TO_DO = (
-    "of each of these files: put it back, as it was written; or remove the part that it lies in, "
-    "or featcache.json if it lies in none, and write the cache again: all else that is sealed is "
-    "kept"
+    "put each of these files back, as it was written; or save all that is intact, and see what is "
+    "lost, with featcache.store.repair(path) (first with dry_run=True)"
 )
 
 
@@ -384,9 +435,10 @@ def _generation_damage(
     yield from container_damage(cache, index.containers, adopted=adopted)
     if arrays:
         known = ContainerPages(cache, manifest, index.containers, adopted)
+        containers = Containers(cache, index.containers, mapped=False, adopted=adopted)
         collected = np.array([part.is_collected for part in manifest.parts], bool)
         for container in np.flatnonzero(collected[index.containers.parts]).tolist():
-            yield from page_damage(index, container, known, tell)
+            yield from page_damage(index, container, known, containers, tell)
 
 
 @_told

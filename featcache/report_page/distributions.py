@@ -77,11 +77,15 @@ def _lengths_of(view: View, name: str, counts: LengthCounts) -> Html:
     binned = histogram(counts.lengths, counts.counts, edges)
     beyond = counts.utterances - int(binned.counts.sum())
     low, high, rare = (counts.quantile(share) for share in (0.1, 0.9, 0.99))
-    said = (
-        f"Eight of ten utterances have {low:,} to {high:,} frames of {name}; one in a hundred has "
-        f"more than {rare:,}."
+    said = f"Eight of ten utterances have {low:,} to {high:,} frames of {name}; " + (
+        f"one in a hundred has more than {rare:,}."
+        if rare < counts.lengths[-1]
+        else f"the longest has {rare:,}."
     )
-    more = f" {beyond:,} are longer than the chart, up to {counts.lengths[-1]:,}." if beyond else ""
+    more = ""
+    if beyond:
+        are = "is" if beyond == 1 else "are"
+        more = f" {beyond:,} {are} longer than the chart, up to {counts.lengths[-1]:,}."
     unit = "frames" if frame_s is None else f"frames of {frame_s:g} s"
     x = Axis(float(edges[0]), float(edges[-1]), unit)
     y = Axis(0, view.scales.tallest[name] * 1.05 or 1, "utterances")
@@ -209,7 +213,7 @@ def _quantities(view: View, found: FeatureValues) -> Html:
         ends = float(np.nanmin(u.least)), float(np.nanmax(u.most))
         numbers = [("least", ends[0]), ("largest", ends[1]), *numbers]
     pairs += [
-        (what, [number(value, view.named(f"{found.name} {what}")), " ", view.sampled()])
+        (what, [number(value, view.named(f"{found.name} {what}")), view.sampled()])
         for what, value in numbers
     ]
     low, high = found.scale
@@ -237,7 +241,7 @@ def _band(view: View, found: FeatureValues) -> list[Html]:
     mean, std = stats.mean.reshape(-1), stats.std.reshape(-1)
     of: Child = [f"over all {stats.count:,} frames"]
     if not found.stats_are_whole:
-        of = [f"over {stats.count:,} frames ", view.sampled()]
+        of = [f"over {stats.count:,} finite frames", view.sampled()]
     if len(mean) == 1:
         text = [
             "mean ", number(float(mean[0]), view.named(f"{found.name} mean 0")), ", deviation ",
@@ -304,9 +308,9 @@ def _tokens(view: View, found: FeatureValues) -> Html:
     left = max(len(order) - MOST_TOKENS, 0)
     first = ", ".join(f"{token} ({percent_text(count / total)})" for token, count in shown[:5])
     pairs: list[tuple[str, Child]] = [
-        ("used", [number(len(order), view.named(f"{name} used")), " ", view.sampled()]),
+        ("used", [number(len(order), view.named(f"{name} used")), view.sampled()]),
         ("never used",
-         [number(tokens.unused, view.named(f"{name} unused")), f" of 0 to {int(order.max()):,} ",
+         [number(tokens.unused, view.named(f"{name} unused")), f" of 0 to {int(order.max()):,}",
           view.sampled()]),
         ("tokens read", number(tokens.total, view.named(f"{name} tokens"))),
         ("most frequent", f"{first}{', ...' * (len(order) > 5)}"),
@@ -322,7 +326,7 @@ def _tokens(view: View, found: FeatureValues) -> Html:
     return element(
         "div",
         element("h3", f"Tokens of {name}"),
-        element("p", f"{said[0].upper()}{said[1:]}. ", view.sampled()),
+        element("p", f"{said[0].upper()}{said[1:]}.", view.sampled()),
         facts_list(pairs),
         element("div", *charts, class_="side even"),
         as_table(f"the {len(shown)} most frequent{more}",

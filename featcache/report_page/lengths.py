@@ -118,7 +118,10 @@ def nice_edges(least: float, most: float, bins: int, *, whole: bool) -> NDArray[
     >>> nice_edges(3, 18, 4, whole=True).tolist()
     [0.0, 5.0, 10.0, 15.0, 20.0]
     """
-    span = max(most - least, 1 if whole else 1e-12 * max(abs(least), abs(most), 1e-300))
+    size = max(abs(least), abs(most))
+    span = max(most / 2 - least / 2, 0.5 if whole else (1e-9 * size or 0.5)) * 2  # never infinite
+    if not math.isfinite(span):
+        return np.array([least, most])
     power = 10.0 ** math.floor(math.log10(span / bins))
     steps = (power * each for each in (1, 2, 5, 10, 20, 50))
     for step in steps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from featcache.report_page.values import FeatureValues, read_one
 from featcache.report_page.view import Child, View, python, table
 
 MOST_ODD = 120  # rows of the table
+FULL_WIDTH = 0.95  # of the lengths: pictures of longer utterances are squeezed
 
 # Odd ones: the table, the search and pictures.
 
@@ -64,7 +66,8 @@ def odd(view: View, rows: Sequence[OddRow], number_of_pictures: int, seed: int) 
         said: Child = "No utterance is odd by any rule."
     else:
         shown = "" if len(rows) == total else f", {len(rows):,} of them here, some by each rule"
-        said = [number(total, view.named("odd")), f" utterances are odd{shown}. "]
+        are = "utterance is" if total == 1 else "utterances are"
+        said = [number(total, view.named("odd")), f" {are} odd{shown}."]
     parts = [element("p", said, view.sampled()), _search(view)]
     if rows:
         parts.append(_odd_table(view, rows))
@@ -110,20 +113,25 @@ def _odd_table(view: View, rows: Sequence[OddRow]) -> Html:
 
 def _pictures(view: View, rows: Sequence[OddRow], pictures: int, seed: int) -> Html:
     facts = view.facts
+    if not pictures:
+        return Html("")
     shown = [(each.row, each.reasons[0][1], ", ".join(dict.fromkeys(r[0] for r in each.reasons)))
-             for each in _varied(rows, pictures // 2)]  # fmt: skip
+             for each in _varied([each for each in rows if _is_seen(facts, each)],
+                                 pictures // 2)]  # fmt: skip
     known, feature = {row for row, _, _ in shown}, _pictured(facts)
     random: list[tuple[int, str, str]] = []
     if feature is not None and len(facts.table):
-        count = min(pictures - len(shown), len(facts.chosen.drawn))
+        count = min(pictures, len(facts.chosen.drawn))  # some of them are among the odd ones
         drawn = facts.table.select(facts.chosen.drawn).sample(count, seed=seed)
         some = facts.table.rows(drawn.ids).tolist()
         random = [(row, feature, "") for row in some if row not in known]
-    cards = [list(_cards(view, each)) for each in (shown, random)]
+    cards = [list(_cards(view, shown))]
+    cards.append(list(islice(_cards(view, random), pictures - pictures // 2)))
     if not any(cards):
         return Html("")
     own = view.anchor("own-scale")
-    scale = next((each.scale for each in facts.values if each.name == feature), None)
+    scale = next((each.scale for each in facts.values
+                  if each.name == feature and each.width > 1), None)  # fmt: skip
     parts: list[Html] = []
     for title, some_cards in zip(("Odd ones in pictures", "Some at random"), cards, strict=True):
         if some_cards:
@@ -141,6 +149,12 @@ def _pictures(view: View, rows: Sequence[OddRow], pictures: int, seed: int) -> H
         *parts,
         class_="gallery",
     )  # fmt: skip
+
+
+def _is_seen(facts: CacheFacts, odd: OddRow) -> bool:
+    """Whether there is something to draw."""
+    kind, feature, _ = odd.reasons[0]
+    return kind != "damaged" and int(facts.opened.index.features[feature].rows[odd.row]) > 0
 
 
 def _varied(rows: Sequence[OddRow], most: int) -> list[OddRow]:
@@ -166,15 +180,15 @@ def _pictured(facts: CacheFacts) -> str | None:
 def _cards(view: View, shown: Sequence[tuple[int, str, str]]) -> Iterator[Html]:
     facts = view.facts
     found = {each.name: each for each in facts.values}
-    arrays = [(row, name, why, read_one(facts.opened, name, row)) for row, name, why in shown]
-    longest = max((len(frames) for *_, frames in arrays if frames is not None), default=1)
-    for row, name, why, frames in arrays:
+    for row, name, why in shown:
+        frames = read_one(facts.opened, name, row)
         if frames is None or not frames.size:
             continue
         id, values = facts.table.id(row), found[name]
         what = f"{len(frames):,} frames" if len(frames) != 1 else "one frame"
         alt = f"{name} of {id}, {what}{f', {why}' if why else ''}"
-        wide = f"width:{max(100 * len(frames) / max(longest, 1), 6):.1f}%"
+        full = facts.lengths[name].quantile(FULL_WIDTH) if name in facts.lengths else 1
+        wide = f"width:{min(max(100 * len(frames) / max(full, 1), 6), 100):.1f}%"
         caption = element(
             "figcaption",
             element("code", id),

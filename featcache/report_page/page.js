@@ -98,7 +98,7 @@
         if (id.toLowerCase().includes(wanted) && count++ < 20) hits.push(at);
       });
       const some = data.rows ? `, of ${text(data.ids.length)} that are in this page` : "";
-      search.querySelector("output").textContent = wanted ? `${text(count)} match${count === 1 ? "es" : ""}${some}` : "";
+      search.querySelector("output").textContent = wanted ? `${text(count)} match${count === 1 ? "" : "es"}${some}` : "";
       search.querySelector(".hits").replaceChildren(...hits.map(at => {
         const item = document.createElement("li"), name = document.createElement("code");
         name.textContent = data.ids[at];

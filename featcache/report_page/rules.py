@@ -168,9 +168,7 @@ def _clipped(found: FeatureValues, varies: Ints) -> Iterator[Oddity]:
 
 def _of_lengths(name: str, frames: Ints) -> Iterator[Oddity]:
     none = np.flatnonzero(frames == 0)
-    yield from Oddity.of(
-        "empty", name, none, np.ones(len(none)), lambda at: f"it has no frames of {name}"
-    )
+    yield from Oddity.of("empty", name, none, np.ones(len(none)), lambda at: "it has no frames")
     logs = np.full(len(frames), np.nan)
     logs[frames > 0] = np.log(frames[frames > 0])
     away = robust_deviations(logs)
@@ -203,7 +201,7 @@ def _doubled(table: FeatureTable, values: Sequence[FeatureValues]) -> Iterator[O
     def says(at: int) -> str:
         other = rows[first[at] + (1 if first[at] == at else 0)]
         more = f" and {number[at] - 2:,} more" if number[at] > 2 else ""
-        return f"the same {feature} as {table.id(int(other))!r}{more}"
+        return f"the same array as {table.id(int(other))!r}{more}"
 
     yield from Oddity.of("doubled", feature, rows, number.astype(float), says)
 
@@ -237,7 +235,7 @@ def _apart(name: str, frames: Floats, other: str) -> Iterator[Oddity]:
     def says(at: int) -> str:
         here = float(frames[far[at]])
         when = "after" if here > 0 else "before"
-        return f"{name} ends {abs(here):,.1f} frames {when} {other}".replace(".0 frames", " frames")
+        return f"it ends {abs(here):,.1f} frames {when} {other}".replace(".0 frames", " frames")
 
     yield from Oddity.of("out of step", name, far, np.abs(frames[far]), says)
 

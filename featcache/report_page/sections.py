@@ -86,7 +86,9 @@ def look_first(view: View, found: Sequence[Finding]) -> Html:
         )
         for each in shown
     )
-    return element("ul", items, class_="findings")
+    left = dict.fromkeys(each.kind for each in found if each not in shown)
+    more = element("p", f"and {len(left)} more: {', '.join(left)}", class_="note")
+    return joined(element("ul", items, class_="findings"), more if left else "")
 
 
 # Origin: whether it is the right cache.
@@ -99,7 +101,9 @@ def origin(view: View) -> Html:
     command = recorded.get("command")
     words = command if isinstance(command, list) else [command] if command else []
     expected = manifest.expected
-    missing = None if expected is None else expected.count - len(facts.table)
+    missing = None
+    if expected is not None:
+        missing = max(expected.count - len(facts.table) - len(facts.opened.failed), 0)
     chosen = facts.chosen
     checks = "adopted: its bytes were never read as a whole, so nothing tells whether they changed"
     if facts.checked:

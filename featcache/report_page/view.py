@@ -10,15 +10,12 @@ from datetime import UTC, datetime
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.report_page.charts import (
-    Html,
-    element,
-)
+from featcache.report_page.charts import Html, element, joined
 from featcache.report_page.facts import CacheFacts
 from featcache.report_page.lengths import LengthCounts, histogram, nice_edges
 
 LENGTH_BINS = 64
-LONG_TAIL = 3  # times the 99.5th percentile, where the histogram ends before the longest
+LONG_TAIL = 3  # times the 98th percentile, where the histogram ends at 1.5 times that
 Child = str | Iterable[str]
 
 
@@ -56,8 +53,9 @@ def _length_edges(caches: Sequence[LengthCounts]) -> NDArray[np.float64]:
         return np.array([0.0, 1.0])
     least = min(int(each.lengths[0]) for each in some)
     most = max(int(each.lengths[-1]) for each in some)
-    usual = max(each.quantile(0.995) for each in some)
-    return nice_edges(least, most if most <= LONG_TAIL * usual else usual, LENGTH_BINS, whole=True)
+    usual = max(each.quantile(0.98) for each in some)
+    most = most if most <= LONG_TAIL * usual else 3 * usual // 2
+    return nice_edges(least, most, LENGTH_BINS, whole=True)
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class View:
         if chosen.is_all:
             return Html("")
         text = f"from {len(chosen.rows):,} of {chosen.of:,} utterances"
-        return element("span", text, class_="sampled")
+        return joined(" ", element("span", text, class_="sampled"))
 
 
 def python(code: str) -> Html:

@@ -31,7 +31,6 @@ from featcache.format.files import explained, from_storage, reading
 from featcache.format.index import FeatureColumns, Index, container_digest, page_count, pages_of
 from featcache.format.manifest import (
     PARTS,
-    BuildState,
     Manifest,
     manifest_file,
     of_role,
@@ -47,7 +46,7 @@ from featcache.stats import FeatureStats
 from featcache.writing.changes import Changes
 from featcache.writing.compact import UNCHANGED, live_rows, refused_tags, seal_again
 from featcache.writing.compact import compact as compact_parts
-from featcache.writing.held import HeldCache, held_to_edit
+from featcache.writing.held import HeldCache, check_not_overwritten, held_to_edit
 from featcache.writing.open_part import Declarations
 from featcache.writing.publish import ExpectedIds, prepared, publish
 from featcache.writing.session import WriteSession, session_of
@@ -393,11 +392,7 @@ def _editing(cache: Path) -> Iterator[WriteSession]:
     """Write to a cache as it is declared."""
     with reading(cache):
         manifest = read_manifest(cache)
-    if manifest.state is BuildState.ASIDE:
-        raise CacheError(
-            f"cache {str(cache)!r} is being overwritten: finish that (overwrite=True, with what it "
-            "is made from), or give it up by opening a CacheWriter without overwrite"
-        )
+    check_not_overwritten(cache, manifest)
     with (
         session_of(cache, manifest.declared, manifest.made_from) as session,
         explained(cache, lambda: "what is published stays as it is"),

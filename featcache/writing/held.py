@@ -27,6 +27,7 @@ from featcache.format.manifest import (
     NAME,
     OUTER,
     PARTS,
+    BuildState,
     Manifest,
     cache_of_set,
     check_writable,
@@ -55,6 +56,15 @@ def held_to_edit(cache: Path, patience_s: float = 0.0) -> Iterator[HeldCache]:
     with explained(cache, lambda: "the cache is as it was"), HeldCache(cache, patience_s) as held:
         check_writable(cache, held.manifest)
         yield held
+
+
+def check_not_overwritten(cache: Path, manifest: Manifest) -> None:
+    """Raise `CacheError` for a cache of which an overwrite is under way."""
+    if manifest.state is BuildState.ASIDE:
+        raise CacheError(
+            f"cache {str(cache)!r} is being overwritten: finish that (overwrite=True, with what it "
+            "is made from), or give it up by opening a CacheWriter without overwrite"
+        )
 
 
 class HeldCache(Held):

@@ -157,8 +157,8 @@ def test_stores_of_others_are_adopted_converted_and_estimated(tmp_path: Path) ->
 def test_a_cache_that_is_written_is_to_be_tried_later(cache: Path) -> None:
     features = list(featcache.open(cache).opened.manifest.declared.values())
     with CacheWriter(cache, features, FINGERPRINT):
-        for words in (["recover", cache], ["delete", cache, "anna-0", "-y"], ["compact", cache]):
-            found = run(*words)
+        for verb, more in (("recover", []), ("delete", ["anna-0", "-y"]), ("compact", [])):
+            found = run(verb, cache, *more)
             assert found.code == 75
             assert str(os.getpid()) in found.err
         told = run("delete", cache, "anna-0", "-y", "--json").json

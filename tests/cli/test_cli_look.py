@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.cli.where import matching
 
-ROWS = {
+ROWS: dict[str, dict[str, Any]] = {
     id_of(number): {
         "fbank": len(fbank_of(number)),
         "seconds": len(fbank_of(number)) * 0.01,
