@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,12 @@ def test_an_array_is_written_to_a_file(stored: Path, tmp_path: Path) -> None:
     file = tmp_path / "a.npy"
     assert run("show", stored, "ben-1", "--feature", "fbank", "-o", file).code == 0
     np.testing.assert_array_equal(np.load(file), fbank_of(1))
+    picture = tmp_path / "a.png"
+    assert run("show", stored, "ben-1", "--feature", "fbank", "-o", picture).code == 0
+    head = picture.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", head[16:]) == fbank_of(1).shape
+    assert run("show", stored, "ben-1", "--feature", "fbank", "-o", tmp_path / "a.gif").code == 2
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
