@@ -27,6 +27,12 @@ os.kill(os.getpid(), 9)
 """
 
 
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A cache that a test may change."""
+    return make(tmp_path / "train")
+
+
 def test_what_a_killed_writer_left_is_published(tmp_path: Path) -> None:
     script = [sys.executable, "-c", KILLED, str(tmp_path)]
     assert subprocess.run(script, check=False).returncode == -signal.SIGKILL

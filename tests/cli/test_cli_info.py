@@ -20,6 +20,18 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that no test changes."""
+    return make(tmp_path_factory.mktemp("stored") / "train")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A cache that a test may change."""
+    return make(tmp_path / "train")
+
+
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[CacheWriter]:
     """A writer that is at work on a cache: two utterances published, one not."""

@@ -31,6 +31,18 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that no test changes."""
+    return make(tmp_path_factory.mktemp("stored") / "train")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A cache that a test may change."""
+    return make(tmp_path / "train")
+
+
 def ids_of(cache: Path, *words: str) -> list[str]:
     found = run("ls", cache, "--json", *words)
     return [json.loads(line)["id"] for line in found.out.splitlines()]
