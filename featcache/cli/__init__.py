@@ -26,6 +26,8 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "made-from": ("look", "What a cache was made from."),
     "diff": ("compare", "How two caches differ in what they hold and were made from."),
     "verify": ("compare", "Whether the bytes of caches are what was written."),
+    "report": ("make", "A page about a cache, or two side by side, for a browser."),
+    "repair": ("edit", "Save what is intact of a damaged cache, and name what is lost."),
     "recover": ("edit", "Publish what a writer that was killed has left."),
     "delete": ("edit", "Delete utterances."),
     "compact": ("edit", "Rewrite what holds deleted utterances, and small parts."),

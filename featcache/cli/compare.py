@@ -162,7 +162,8 @@ def _print_verified(told: Mapping[str, Any]) -> None:
         _print_container(told, container)
     for error in told["errors"]:
         say(f"  {shown(error)}")
-    hint("all else is whole" if containers and not told["errors"] else "see the messages above")
+    rest = "all else is whole; " if containers and not told["errors"] else ""
+    hint(f"{rest}see: featcache repair {told['path']} --dry-run")
 
 
 def _print_container(told: Mapping[str, Any], container: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +17,9 @@ from featcache.errors import CacheError, ConfigError, counted
 
 if TYPE_CHECKING:
     from featcache.store import Cache
+    from featcache.writing.repair import Repair
 
+_LISTED = 20  # lost ids that are printed
 _NAMED = 5  # ids that a question names
 _YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
@@ -55,6 +58,65 @@ def recover(cache: str, as_json: bool) -> None:
 
 def _utterances(told: dict[str, Any]) -> int:
     return int(told["utterances"] or 0)
+
+
+@verb
+@CACHE
+@click.option("--dry-run", is_flag=True, help="Tell what is damaged, and change nothing.")
+@click.option(
+    "--list",
+    "file",
+    metavar="FILE",
+    type=click.File("w", encoding="utf-8"),
+    help="Write the ids that are lost, one a line.",
+)
+@JSON
+def repair(cache: str, dry_run: bool, file: Any, as_json: bool) -> None:
+    """Save all utterances whose bytes are intact; damaged files are set aside, none is deleted.
+
+    Exit code 1: something is lost.
+    """  # fmt: skip
+    from featcache.store import repair as repaired
+
+    told = repaired(cache, dry_run=dry_run)
+    if file is not None:
+        file.writelines(f"{id}\n" for id in told.lost_ids)
+    if as_json:
+        content: dict[str, Any] = {
+            "path": str(Path(cache).absolute()),
+            "done": told.done,
+            "saved": told.saved,
+            "lost": [asdict(array) for array in told.lost],
+            "unnamed": told.unnamed,
+            "elsewhere": [{"container": e.container, "pages": e.pages} for e in told.elsewhere],
+        }
+        for name in ("rebuilt", "annotations", "set_aside", "left"):
+            content[name] = getattr(told, name)
+        print_json("repair", content)
+    else:
+        _print_repair(told)
+    if told.lost or told.unnamed or told.annotations:
+        end(NO)
+
+
+def _print_repair(told: Repair) -> None:
+    if told.is_whole:
+        say(str(told), fg="green")
+        return
+    would = "" if told.done else "would be "
+    lost = len(told.lost_ids) + told.unnamed
+    say(f"{counted(told.saved, 'utterance')} {would}saved, {lost:,} lost", bold=True)
+    for id in told.lost_ids[:_LISTED]:
+        features = ", ".join(array.feature for array in told.lost if array.id == id)
+        say(f"  {click.style(shown(id), fg='cyan')} {shown(features)}")
+    if len(told.lost_ids) > _LISTED:
+        say(f"  and {len(told.lost_ids) - _LISTED:,} more (--list FILE has all)")
+    words = {"rebuilt": "made anew", "set_aside": "set aside", "annotations": "values lost of"}
+    for name, word in words.items():
+        for each in getattr(told, name):
+            say(f"  {would}{word}: {shown(each)}")
+    for sentence in told.left:
+        say(f"  {shown(sentence)}", fg="yellow")
 
 
 @verb

@@ -29,8 +29,8 @@ from featcache.errors import StaleCacheError, counted
 Info = dict[str, Any]  # as `inspect.info` returns it
 _REQUIREMENTS = ("complete", "fresh")
 _COLUMNS = (
-    *("cache", "utterances", "hours", "feature", "frames", "dims", "dtype", "backend", "bytes"),
-    *("state", "made"),
+    *("cache", "state", "utterances", "hours", "feature", "frames", "dims", "dtype", "backend"),
+    *("bytes", "made"),
 )
 _NUMBERS = ("utterances", "hours", "frames", "dims", "bytes")
 _BAR = 18  # characters
@@ -117,11 +117,11 @@ def _print(told: list[Info], names: list[str]) -> None:
     for name, each in zip(names, told, strict=True):
         made = each["made"]
         by = f" by {made['by']}" if made and made["by"] else ""
-        front = [name, number(each["utterances"]), number(each["hours"])]
-        behind = [each["state"], f"{ago(made['when'])}{by}" if made else "-"]
+        front = [name, each["state"], number(each["utterances"]), number(each["hours"])]
+        last = f"{ago(made['when'])}{by}" if made else "-"
         for feature in each["features"] or [None]:
-            rows.append([*front, *_cells(feature), *behind])
-            front, behind = ["", "", ""], ["", ""]
+            rows.append([*front, *_cells(feature), last])
+            front, last = [""] * len(front), ""
     print_table(_COLUMNS, rows, right=_NUMBERS)
     for name, each in zip(names, told, strict=True):
         _print_more(name, each)
@@ -163,12 +163,9 @@ def _done(told: Info) -> int:
 
 
 def _writer_line(told: Info, rate: float | None) -> str:
-    """Return who writes a cache, and how far it is; with a rate, when it will be there."""
+    """Return how far a cache is, and who writes it; with a rate, when it will be there."""
     writer, done, expected = told["writer"], _done(told), told["expected"]
-    words = [
-        f"{Path(told['path']).name}: being written by {writer['host']}, process {writer['pid']}"
-        + (f", since {_clock(writer['since'])}" if writer["since"] else "")
-    ]
+    words = [f"{Path(told['path']).name}: being written"]
     if expected:
         words += [_bar(done / expected), f"{done:,} of {expected:,}"]
     else:
@@ -177,6 +174,8 @@ def _writer_line(told: Info, rate: float | None) -> str:
         words.append(f"{rate:,.0f}/s")
         if expected:
             words.append(f"{duration((expected - done) / rate)} left")
+    since = f", since {_clock(writer['since'])}" if writer["since"] else ""
+    words.append(f"by {writer['host']}, process {writer['pid']}{since}")
     return shown("   ".join(words))
 
 

@@ -153,10 +153,11 @@ def print_table(
     widths = [max(map(_width, column)) for column in zip(heads, *first, strict=True)]
     count, space, mark = len(columns), room(), "…" if has_unicode() else "~"
     if space is not None:
-        others = sum(widths[1:]) + _GAP * (count - 1)
-        widths[0] = min(widths[0], max(_LEAST, _width(heads[0]), space - others))
-        while count > 1 and sum(widths[:count]) + _GAP * (count - 1) > space:
+        least = min(widths[0], max(_LEAST, _width(heads[0])))
+        while count > 1 and least + sum(widths[1:count]) + _GAP * (count - 1) > space:
             count -= 1
+        others = sum(widths[1:count]) + _GAP * (count - 1)
+        widths[0] = min(widths[0], max(least, space - others))
 
     def line(row: Sequence[str], bold: bool) -> str:
         parts: list[str] = []
@@ -164,7 +165,7 @@ def print_table(
             text = cell if space is None else _cut(cell, width, mark)
             filling = " " * (width - _width(text))
             colour = "cyan" if name == "id" else _COLOURS.get(cell) if name == "state" else None
-            styled = click.style(text, fg=colour, bold=bold) if bold or colour else text
+            styled = click.style(text, fg=colour, bold=bold or None) if bold or colour else text
             parts.append(f"{filling}{styled}" if name in right else f"{styled}{filling}")
         return (" " * _GAP).join(parts).rstrip()
 

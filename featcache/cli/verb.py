@@ -104,6 +104,7 @@ def _answer() -> Iterator[None]:
 _WORDS = {
     "overwrite=True": "--overwrite",
     "drop_tags=True": "--drop-tags",
+    "featcache.store.repair(path) (first with dry_run=True)": "featcache repair (--dry-run first)",
     "unknown='skip'": "--unknown skip",
     "call collect() of the cache once, opened without that": "run featcache collect on it once",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_runs import FINGERPRINT, fbank_of, id_of, make, run
+from command_runs import FINGERPRINT, damage, fbank_of, id_of, make, run
 
 import featcache
 from featcache import CacheWriter
@@ -24,6 +25,12 @@ for number in range(3):
 writer._parts.seal()
 os.kill(os.getpid(), 9)
 """
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A cache that a test may change."""
+    return make(tmp_path / "train")
 
 
 def test_what_a_killed_writer_left_is_published(tmp_path: Path) -> None:
@@ -179,3 +186,34 @@ def test_an_overwrite_under_way_is_not_given_up(cache: Path) -> None:
 def test_a_second_cache_is_made_beside(tmp_path: Path) -> None:
     make(tmp_path / "a", 3)
     assert run("convert", tmp_path / "a", tmp_path / "a").code == 2
+
+
+def test_what_is_intact_is_saved_and_what_is_lost_is_listed(cache: Path, tmp_path: Path) -> None:
+    damage(cache, "fbank", id_of(3))
+    lost = tmp_path / "lost"
+    assert run("repair", cache, "--dry-run", "--list", lost).code == 1
+    assert lost.read_text() == f"{id_of(3)}\n"
+    assert run("verify", cache).code == 1
+    found = run("repair", cache, "--json")
+    assert found.code == 1
+    told = found.json
+    assert (told["done"], told["saved"], told["unnamed"]) == (True, 29, 0)
+    assert [(each["id"], each["feature"]) for each in told["lost"]] == [(id_of(3), "fbank")]
+    assert {"elsewhere", "rebuilt", "annotations", "set_aside", "left"} < set(told)
+    assert run("verify", cache).code == 0
+    assert run("repair", cache).out == "whole: 29 utterances, nothing to repair\n"
+    assert run("repair", tmp_path / "nothing").code == 2
+
+
+def test_a_report_is_a_page(cache: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    found = run("report", cache, cache, "-o", page, "--json").json
+    assert found["path"] == str(page)
+    assert found["bytes"] == page.stat().st_size
+    assert (found["sampled"], found["of"]) == (60, 60)
+    assert all(set(each) == {"kind", "count", "ids"} for each in found["findings"])
+    words = run("report", cache, "-o", page, "--sample", "10").out
+    assert words.startswith(f"{page}  ")
+    assert re.search(r"values of (9|10) of 30 utterances", words)
+    assert run("report", cache).code == 2
+    assert run("report", cache, "-o", page, "--sample", "few").code == 2

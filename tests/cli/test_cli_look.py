@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,18 @@ ROWS: dict[str, dict[str, Any]] = {
     }
     for number in range(30)
 }
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that no test changes."""
+    return make(tmp_path_factory.mktemp("stored") / "train")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A cache that a test may change."""
+    return make(tmp_path / "train")
 
 
 def ids_of(cache: Path, *words: str) -> list[str]:
@@ -189,6 +202,12 @@ def test_an_array_is_written_to_a_file(stored: Path, tmp_path: Path) -> None:
     file = tmp_path / "a.npy"
     assert run("show", stored, "ben-1", "--feature", "fbank", "-o", file).code == 0
     np.testing.assert_array_equal(np.load(file), fbank_of(1))
+    picture = tmp_path / "a.png"
+    assert run("show", stored, "ben-1", "--feature", "fbank", "-o", picture).code == 0
+    head = picture.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", head[16:]) == fbank_of(1).shape
+    assert run("show", stored, "ben-1", "--feature", "fbank", "-o", tmp_path / "a.gif").code == 2
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

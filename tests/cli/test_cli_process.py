@@ -26,6 +26,12 @@ print(*sys.modules, file=sys.stderr)
 """
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that no test changes."""
+    return make(tmp_path_factory.mktemp("stored") / "train")
+
+
 def loaded_by(*words: str | Path) -> set[str]:
     script = [sys.executable, "-c", LOADED, *map(str, words)]
     done = subprocess.run(script, capture_output=True, text=True, check=True)
