@@ -91,6 +91,15 @@ def short(value: float) -> str:
     return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
 
 
+def hours_text(hours: float) -> str:
+    """Return hours with two places, or in two digits where they are few.
+
+    >>> hours_text(960.123), hours_text(0.16432)
+    ('960.12', '0.16')
+    """
+    return f"{hours:,.2f}" if hours >= 1 or hours == 0 else f"{hours:.2g}"
+
+
 def bytes_text(value: float) -> str:
     """Return bytes in decimal units.
 
@@ -135,6 +144,7 @@ class Axis:
     least: float
     most: float
     label: str
+    whole: bool = False  # whether it counts: no ticks between whole numbers
 
     def place(self, value: float) -> float:
         """Return where a value is, from 0 to 100."""
@@ -147,7 +157,9 @@ class Axis:
         if not span > 0:
             return [self.least]
         power = 10.0 ** math.floor(math.log10(span / number))
-        for step in (power * each for each in (1, 2, 5, 10, 20)):
+        for step in (power * each for each in (1, 2, 5, 10, 20, 50)):
+            if self.whole and step < 1:
+                continue
             first, last = math.ceil(self.least / step - 1e-9), math.floor(self.most / step + 1e-9)
             if last - first < number:
                 break
