@@ -231,6 +231,14 @@ def is_users(item: FunctionType | type) -> bool:
     return module not in sys.modules or is_users_module(sys.modules[module])
 
 
+def patches_of(cls: type) -> Iterator[tuple[FunctionType, type]]:
+    """Yield what a user put in place of methods of a library's class, and the class."""
+    for base in cls.__mro__:
+        for inner in vars(base).values() if not is_users(base) else ():
+            if isinstance(inner, FunctionType) and is_users(inner):
+                yield inner, base
+
+
 @functools.lru_cache(4096)
 def is_users_module(module: ModuleType) -> bool:
     """Whether a module is the user's."""

@@ -19,7 +19,7 @@ from typing import NamedTuple, cast
 
 import torch
 
-from featcache.staleness.code import Code, code_of, is_users, is_users_module
+from featcache.staleness.code import Code, code_of, is_users, is_users_module, patches_of
 from featcache.staleness.members import (
     IMPLICIT,
     NAMELESS,
@@ -366,7 +366,8 @@ class Follower:
         cls = type(value)
         if cls not in self._kinds:
             self._kinds[cls] = any(map(is_users, cls.__mro__))
-            self._take_patches(cls)
+            for function, base in patches_of(cls):
+                self.function(function, base)
         if self._kinds[cls]:
             self.classes.setdefault(cls, False)
         elif not isinstance(value, SimpleNamespace):
@@ -409,13 +410,6 @@ class Follower:
         """Describe a torch module."""
         return describe_module(module, values)
 
-    def _take_patches(self, cls: type) -> None:
-        """Take what a user put in place of methods of a library's class."""
-        for base in cls.__mro__:
-            for inner in vars(base).values() if not is_users(base) else ():
-                if isinstance(inner, FunctionType) and is_users(inner):
-                    self.function(inner, base)
-
     # names
 
     def names_of(self, cls: type) -> set[str]:
@@ -453,7 +447,7 @@ class Follower:
         """Whether code mentions a name, as it is or by a pattern."""
         if name in names:
             return True
-        return not is_pythons(name) and any(re.fullmatch(like, name) for like in self.like)
+        return any(re.fullmatch(like, name) for like in self.like) and not is_pythons(name)
 
     # following
 
