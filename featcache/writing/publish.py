@@ -56,6 +56,7 @@ from featcache.reading.verify import container_damage, own_containers, raise_dam
 from featcache.stats import FeatureStats
 from featcache.writing.changes import Changes, with_changes, without_doubled
 from featcache.writing.held import HeldCache, remove_superseded, stored_indexes
+from featcache.writing.readme_txt import write_readme
 
 # The outcome of writing: which ids are expected, which of them failed, and what that comes to.
 
@@ -349,7 +350,7 @@ def publish(held: HeldCache, outcome: ExpectedIds, changes: Changes = _NO_CHANGE
 
     Parts of earlier builds are removed once the new one is out.
     """
-    held.write(prepared(held, outcome, changes), keep=True)
+    write_readme(held.path, held.write(prepared(held, outcome, changes), keep=True))
     remove_superseded(held)
 
 

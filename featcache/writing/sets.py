@@ -32,6 +32,7 @@ from featcache.format.manifest import (
 )
 from featcache.format.part import committed_builds
 from featcache.writing.held import HeldCache, remove_superseded
+from featcache.writing.readme_txt import README, write_readme
 
 # The directory of a cache: made, or seen to be a cache or empty, before a writer begins.
 
@@ -50,7 +51,7 @@ def claim_directory(path: Path) -> None:
     for directory in (PARTS, MANIFESTS):
         check_own_directory(path / directory)
     locks = r"writer\.(lock|lock\.soft|json)"
-    files = rf"{NAME}(\.[0-9a-f]{{8}}\.tmp)?|{INDEX.pattern}|{PARTS}|{MANIFESTS}|{locks}"
+    files = rf"{NAME}(\.[0-9a-f]{{8}}\.tmp)?|{INDEX.pattern}|{PARTS}|{MANIFESTS}|{README}|{locks}"
     ours = re.compile(rf"{files}|{KEPT_FILE.pattern}|{OTHERS}.*")
     # once: another writer may be making the cache
     names = sorted(entry.name for entry in path.iterdir())
@@ -177,4 +178,5 @@ def write_together(cache: Path, after: Mapping[HeldCache, Manifest]) -> None:
         for held in after:
             settle(held.path)
     for held in after:
+        write_readme(held.path, held.manifest)
         remove_superseded(held)
