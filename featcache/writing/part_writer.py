@@ -318,7 +318,7 @@ class PartWriter:
         return self._part
 
     def _end_parts(self, seal: Callable[[OpenPart], object]) -> None:
-        """Have all parts sealed; some may be on their way to it already."""
+        """Seal all parts, in the thread that stores; some may be on their way to it already."""
         self._part, self._part_bytes, self._part_rows = None, 0, 0
         for part in [*self._under_way.unsealed]:
             self._thread.put(partial(seal, part))
