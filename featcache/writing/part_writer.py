@@ -256,13 +256,16 @@ class PartWriter:
         """Seal what was written and stop."""
         with self.lock:
             if not self.closed:
+                ends = not self._thread.is_stopping  # else an interrupt came when it did
                 try:
-                    if not self._thread.is_stopping:  # else an interrupt came when this ended
+                    if ends:
                         self._end_parts(self._under_way.seal_last)
                 finally:
                     self._stop(finish=True, discard=False)
                     self._first_shapes.tell(self.path)
-                self._check_stored()
+                self._thread.check()
+                if ends:
+                    self._check_stored()
 
     def look_again(self) -> None:
         """Find out anew which utterances are stored: some were deleted since, and all is sealed."""
@@ -318,13 +321,12 @@ class PartWriter:
         return self._part
 
     def _end_parts(self, seal: Callable[[OpenPart], object]) -> None:
-        """Seal all parts; some may be on their way to it already."""
+        """Seal all parts, in the thread that stores; some may be on their way to it already."""
         self._part, self._part_bytes, self._part_rows = None, 0, 0
         for part in [*self._under_way.unsealed]:
             self._thread.put(partial(seal, part))
 
     def _check_stored(self) -> None:
-        self._thread.check()
         if self._under_way.committed < self._count:  # never: a promise worth a comparison
             raise CorruptCacheError(
                 f"{self._count} utterances were written to {str(self.path)!r}, fewer are "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import sys
 import threading
@@ -255,3 +256,23 @@ def test_features_may_share_a_backend_with_other_options(tmp_path: Path) -> None
     assert len(list((part / "fbank").glob("shard-*.tar"))) > 1
     assert [entry.name for entry in (part / "units").iterdir()] == ["shard-000000.tar"]
     assert_holds(featcache.open(tmp_path, mapped=False), oracle(range(20)))
+
+
+def test_the_header_of_a_journal_is_durable_before_lines_follow_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[int] = []  # of the journal, at each sync of it
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        for journal in tmp_path.glob("parts/*/journal.jsonl"):
+            if os.path.sameopenfile(descriptor, (opened := journal.open("rb")).fileno()):
+                lines.append(len(opened.readlines()))
+            opened.close()
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with CacheWriter(tmp_path, [FeatureStorageConfig("fbank")]) as writer:
+        writer.write("utt-1", {"fbank": np.zeros((3, 2), np.float32)})
+        writer.commit()
+    assert lines == [1, 3]
