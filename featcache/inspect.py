@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from featcache._checks import directory
 from featcache._loading import load
 from featcache.format.files import reading
-from featcache.format.fingerprint import differences
+from featcache.format.fingerprint import Difference as Difference
+from featcache.format.fingerprint import differences as differences
 from featcache.reading.generation import Generation
 from featcache.reading.opening import (
     CachePath,
