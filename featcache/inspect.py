@@ -20,7 +20,8 @@ from featcache.container_files.lock import Holder, holder, may_live
 from featcache.errors import ConfigError, CorruptCacheError
 from featcache.format.feature_sets import every_directory, tags_of_sets
 from featcache.format.files import reading
-from featcache.format.fingerprint import differences
+from featcache.format.fingerprint import Difference as Difference
+from featcache.format.fingerprint import differences as differences
 from featcache.format.index import rows_of_ids
 from featcache.format.part import part_directories
 from featcache.interface import Ints

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import io
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -18,13 +18,6 @@ from featcache import FeatureStats
 from featcache.errors import ConfigError, DuplicateIdError, FeatureError
 from featcache.espnet.arrays import Array
 from featcache.espnet.shards import FEAT_KEYS, FEATS, SHAPE_KEYS, STATS_KEYS
-from featcache.format.files import check_id
-from featcache.loading.memory import to_device
-from featcache.writing.part_writer import PartWriter
-
-if TYPE_CHECKING:
-    import torch
-
 
 # Statistics and shapes of one batch: collate it, compute its features, measure them.
 
@@ -50,10 +43,10 @@ def collated(
 def _checked_ids(given: Iterable[str], size: int) -> list[str]:
     ids = list(given)
     for id in ids:
-        check_id(id)
-        if id.split() != [id]:
+        if not _is_usable(id):
             raise FeatureError(
-                f"utterance id {id!r} is not usable: shape files need one without white space"
+                f"utterance id {id!r} is not usable: shape files need a string of valid Unicode "
+                "without white space or NUL"
             )
     for id, times in Counter(ids).items():
         if times > 1:
@@ -61,6 +54,24 @@ def _checked_ids(given: Iterable[str], size: int) -> list[str]:
     if len(ids) != size:
         raise FeatureError(f"collate_fn made a batch of {len(ids)} utterances out of {size}")
     return ids
+
+
+def _is_usable(id: object) -> bool:
+    """Whether a line of a shape file can begin with the id."""
+    if not isinstance(id, str) or id.split() != [id] or "\0" in id:
+        return False
+    return id.encode(errors="replace").decode() == id
+
+
+def moved(value: Any, device: torch.device | str) -> Any:
+    """Return a batch with its tensors, those of dicts, lists and tuples, too, on a device."""
+    if hasattr(value, "to"):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {key: moved(inner, device) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(moved(inner, device) for inner in value)
+    return value
 
 
 def computed(
@@ -154,7 +165,7 @@ def _as_array(value: object) -> Array:
     return np.asarray(value)
 
 
-# Collected features of a collect-stats run: in `.npy` files, and in a part of a cache.
+# Collected features of a collect-stats run in `.npy` files.
 
 _LONGEST_NAME = 240  # of files, in bytes: most file systems take 255
 
@@ -186,21 +197,6 @@ def _file_name(id: str) -> str:
     return name if len(name) <= _LONGEST_NAME else hashlib.sha256(id.encode()).hexdigest()
 
 
-class NewFeatures:
-    """Adds utterances to a part of a cache, but for those that are stored already.
-
-    An earlier run may have stored them, or a worker that was lost; `known` are the latter.
-    """
-
-    def __init__(self, writer: PartWriter, known: Set[str]) -> None:
-        self._writer, self._known = writer, known
-
-    def write(self, id: str, arrays: Mapping[str, Array]) -> None:
-        """Store the features of an utterance, unless they are stored."""
-        if id not in self._known and id not in self._writer:
-            self._writer.write(id, arrays)
-
-
 # `Hooks`: the four steps of a collect-stats run that may be overridden, and what they do here.
 #
 # Override them as static methods of a subclass of `CollectStatsRunner`. They are called in this
@@ -212,12 +208,11 @@ class NewFeatures:
 #         write_record(writers, result, state, **env)
 #     close_writers(writers)
 #
-# `env` is the environment of the provider, and "write_collected_feats", "feats_dir",
-# "part_writer". `writers`, `result` and `state` belong to the hooks alone, with two exceptions:
-# `close_writers` leaves the files that `merge_shards` reads, and where features are collected
-# `forward` returns them third, as the default does: the dtypes of the first batch declare the
-# cache. `forward` takes batches of any size: one that fails is tried again, utterance by
-# utterance.
+# `env` is the environment of the provider, with "write_collected_feats" and "feats_dir". `writers`,
+# `result` and `state` belong to the hooks alone, with two exceptions: `close_writers` leaves the
+# files that the driver reads, and where features are collected `forward` returns them third, as the
+# default does: the dtypes of the first batch declare the cache. `forward` takes batches of any
+# size: one that fails is tried again, utterance by utterance.
 
 
 class Hooks:
@@ -256,7 +251,7 @@ class Hooks:
         indices = [batch_indices] if isinstance(batch_indices, int) else batch_indices
         ids, batch = collated([dataset[index] for index in indices], collate_fn)
         if device is not None:
-            batch = to_device(batch, device)
+            batch = moved(batch, device)
         feats = computed(model, batch, collect_stats_kwargs or {})
         arrays = unpadded(ids, feats)
         shapes = {
@@ -271,14 +266,12 @@ class Hooks:
         shard_dir: Path | None,
         write_collected_feats: bool = False,
         feats_dir: Path | None = None,
-        part_writer: NewFeatures | None = None,
         **env: object,
     ) -> dict[str, Any]:
         """Return the writers of a shard, under the names that ESPnet3 gives them.
 
         "_shard_dir", "_write_feats", "shape_handles", "feat_writers", ... The directory is empty,
-        or made by `close_writers`. Features go to `feats_dir` (None: `shard_dir/collect_feats`)
-        and, unless None, to `part_writer`.
+        or made by `close_writers`. Features go to `feats_dir` (None: `shard_dir/collect_feats`).
         """
         if shard_dir is None:
             raise ConfigError("a shard of collect-stats needs a directory to be written to")
@@ -288,7 +281,6 @@ class Hooks:
             "shape_handles": defaultdict(io.StringIO),
             "feat_writers": {},
             "_feats_dir": feats_dir or Path(shard_dir) / FEATS,
-            "_part_writer": part_writer,
             "_state": {},
         }
 
@@ -337,13 +329,8 @@ class Hooks:
 
 
 def _write_feats(writers: dict[str, Any], feats: ArraysByKey) -> None:
-    by_id: dict[str, dict[str, Array]] = defaultdict(dict)
     for key, of_key in feats.items():
         if key not in writers["feat_writers"]:
             writers["feat_writers"][key] = NpyWriter(writers["_feats_dir"] / f"data_{key}")
         for id, array in of_key.items():
             writers["feat_writers"][key][id] = array
-            by_id[id][key] = array
-    if writers["_part_writer"] is not None:
-        for id, arrays in by_id.items():
-            writers["_part_writer"].write(id, arrays)

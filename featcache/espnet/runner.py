@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar
 
@@ -15,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from featcache import CacheWriter, EnvironmentProvider, ParallelConfig, _checks
-from featcache._closing import close_after, closed_after
-from featcache.container_files.lock import WriterLock
+from featcache import CacheWriter, EnvironmentProvider, ParallelConfig
+from featcache.container_files import WriterLock
 from featcache.errors import ComputeError, ConfigError, IncompleteError
 from featcache.espnet.arrays import Ints
 from featcache.espnet.hooks import Hooks
@@ -28,15 +28,13 @@ from featcache.espnet.shard_maker import (
     StatsSettings,
     cut_shards,
 )
-from featcache.espnet.shards import FEATS, Shard, merge_shards
-from featcache.extraction.destination import retry_while_locked
-from featcache.format.files import make_directory
-from featcache.workers.config import config_or_client
+from featcache.espnet.shards import FEATS, FinishedShards, Shard, merge_shards
+from featcache.workers import config_or_client
 
 if TYPE_CHECKING:
     from dask.distributed import Client
 
-    from featcache.workers.dispatch import Dispatch
+    from featcache.workers import Dispatch
 
 
 # Executors of a collect-stats run: this process, or the workers of a Dask client.
@@ -79,7 +77,7 @@ class DaskExecutor:
         self, work: Work[R], settings: StatsSettings, tasks: Iterable[ShardTask]
     ) -> Iterator[tuple[ShardTask, R]]:
         """Run tasks; yields each that is done, with what came of it."""
-        from featcache.workers.dispatch import LostAttempt
+        from featcache.workers import LostAttempt
 
         deaths = Counter[tuple[str, int]]()
         for task in tasks:
@@ -96,7 +94,7 @@ class DaskExecutor:
                 if deaths[task.name, first] == DEATHS:
                     batch = task.indices[first : first + (settings.batch_size or 1)].tolist()
                     raise _deadly(batch) from outcome.error
-                self._dispatch.add(job._replace(task=task._replace(retried=True)))
+                self._dispatch.add(job)
 
 
 def _deadly(batch: list[int]) -> ComputeError:
@@ -113,16 +111,13 @@ def executor_for(
 ) -> Iterator[LocalCollection | DaskExecutor]:
     """Yield this process, new workers, which end with the block, or those of a client.
 
-    All parts of the cache are sealed in the end, also on errors. `attempts` is a directory for the
-    notes of workers on what they are at.
+    `attempts` is a directory for the notes of workers on what they are at.
     """
     if parallel is None:
         maker = ShardMaker(provider.build_env_local())
-        with closed_after(maker.share.finish):
-            yield LocalCollection(maker)
+        yield LocalCollection(maker)
         return
-    from featcache.workers.dispatch import Dispatch
-    from featcache.workers.workers import workers_of
+    from featcache.workers import Dispatch, workers_of
 
     set_up = partial(_set_up, provider.build_worker_setup_fn())
     with (
@@ -134,7 +129,7 @@ def executor_for(
 
 def _set_up(setup_fn: Callable[[], object]) -> dict[str, object]:
     maker = ShardMaker(setup_fn())
-    return {"work": partial(_do, maker), "part": maker.share}
+    return {"work": partial(_do, maker), "attempts": maker.attempts}
 
 
 def _do(maker: ShardMaker, number: int, job: ShardJob, report: object) -> object:
@@ -213,12 +208,12 @@ class CollectStatsRunner(Hooks):
         if not isinstance(mode, str) or mode in ("", ".", "..") or "/" in mode or "\0" in mode:
             raise ConfigError(f"mode {mode!r} is not usable as the name of a directory")
         self.provider = provider
-        self.directory = _checks.directory(output_dir, "output_dir").absolute() / mode
+        if batch_size is not None and not (isinstance(batch_size, Integral) and batch_size >= 1):
+            raise ConfigError(f"batch_size must be an integer of at least 1, not {batch_size!r}")
+        self.directory = Path(output_dir).expanduser().absolute() / mode
         self._shards = ShardDirectory(self.directory)
         self.write_collected_feats = write_collected_feats
-        self.batch_size = (
-            None if batch_size is None else _checks.whole_number("batch_size", batch_size, 1)
-        )
+        self.batch_size = batch_size
         self.parallel = None if parallel is None else config_or_client(parallel)
         self.resume = resume
 
@@ -239,7 +234,7 @@ class CollectStatsRunner(Hooks):
     def __call__(self, indices: Iterable[int]) -> Totals:
         """Collect the utterances of these numbers that are not done yet, and merge all of them."""
         wanted = _checked(indices)
-        make_directory(self.directory)
+        self.directory.mkdir(parents=True, exist_ok=True)
         with WriterLock(self.directory):
             self._shards.create(anew=not self.resume)
             return self.merge([shard.directory for shard in self._collect(wanted)])
@@ -253,7 +248,8 @@ class CollectStatsRunner(Hooks):
         ):
             settings = StatsSettings(
                 hooks=type(self),
-                directory=self.directory,
+                shards=self._shards.path,
+                collected=self.directory / FEATS,
                 attempts=attempts,
                 batch_size=self.batch_size,
                 features={} if self.write_collected_feats else None,
@@ -263,16 +259,15 @@ class CollectStatsRunner(Hooks):
             self._shards.require_made_from(made_from)
             writer = None
             if features is not None:
-                path = self.directory / FEATS
-                writer = retry_while_locked(partial(CacheWriter, path, features, made_from))
-                at_end.enter_context(writer)
-                at_end.push(partial(_gather, writer))
+                writer = at_end.enter_context(CacheWriter(settings.collected, features, made_from))
             missing = self._shards.done(wanted, writer)[1]
+            finished = at_end.enter_context(FinishedShards(attempts, self._shards.path, writer))
             settings = replace(settings, features=features, made_from=made_from)
             tasks = cut_shards(wanted, missing, self.batch_size or 1)
             there = len(wanted) - np.count_nonzero(missing)
             with tqdm(total=len(wanted), initial=there, unit="utt", disable=None) as bar:
                 for task, _ in executor.run(ShardMaker.make, settings, tasks):
+                    finished.place_if_due()
                     bar.update(len(task.indices))
         shards, missing = self._shards.done(wanted, None)
         if missing.any():
@@ -280,15 +275,6 @@ class CollectStatsRunner(Hooks):
                 f"shards in {str(self._shards.path)!r} are gone; the same call makes them again"
             )
         return shards
-
-
-def _gather(writer: CacheWriter, _: object, error: BaseException | None, __: object) -> None:
-    """Seal what all have stored, those that died included, so that it is published.
-
-    After Ctrl-C nobody waits for those that still write: the next run gathers that.
-    """
-    interrupted = isinstance(error, KeyboardInterrupt)
-    close_after(error, partial(retry_while_locked, writer.recover, unless=lambda: interrupted))
 
 
 def _checked(indices: Iterable[int]) -> Ints:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,27 +26,21 @@ from featcache.errors import (
     describe,
 )
 from featcache.espnet.arrays import Ints
-from featcache.espnet.hooks import Hooks, NewFeatures
+from featcache.espnet.hooks import Hooks
 from featcache.espnet.shards import (
     FEATS,
     RUN,
     SHARDS,
+    SPLIT,
     Shard,
     finish_shard,
     has_features,
     read_shard,
 )
-from featcache.extraction.datasets import visible_ids
-from featcache.extraction.process_part import ProcessPart
-from featcache.format.files import make_directory, pack_json, unpack_json
-from featcache.format.fingerprint import canonical, differences
-from featcache.format.manifest import NAME as CACHE
-from featcache.format.part import committed
-from featcache.inspect import provenance
-from featcache.workers.attempts import Attempt
-from featcache.writing.part_writer import PartWriter
+from featcache.inspect import differences, provenance
+from featcache.workers import Attempt, Attempts
 
-# `ShardMaker`: makes shards in a process; all add to one part of the cache of features.
+# `ShardMaker`: makes shards in a process.
 
 Declared = Mapping[str, FeatureStorageConfig]
 
@@ -57,8 +50,9 @@ class StatsSettings:
     """Settings of a run, the same for all its shards."""
 
     hooks: type[Hooks]
-    directory: Path  # of the split
-    attempts: Path  # where workers note the batch that they are at
+    shards: Path  # those that are done
+    collected: Path  # the features
+    attempts: Path  # where shards are made, and workers note the batch that they are at
     batch_size: int | None
     features: Declared | None  # of the cache; None: no features are kept
     made_from: Mapping[str, object] = field(default_factory=dict)
@@ -69,12 +63,11 @@ class ShardTask(NamedTuple):
 
     name: str
     indices: Ints
-    retried: bool = False  # a worker that was at it was lost
     number: int = 0  # of this attempt: no two attempts of a run share it
 
 
 class ShardMaker:
-    """A process's share in a run: its environment, and its part of the cache."""
+    """A process's share in a run: its environment, and its attempts at shards."""
 
     def __init__(self, env: object) -> None:
         if not isinstance(env, Mapping):
@@ -86,7 +79,7 @@ class ShardMaker:
                     f"{', '.join(map(repr, env)) or 'nothing'}"
                 )
         self._env: dict[str, Any] = dict(env)
-        self.share = ProcessPart()
+        self.attempts = Attempts()
 
     def inspect(
         self, settings: StatsSettings, task: ShardTask
@@ -95,7 +88,7 @@ class ShardMaker:
 
         Those are found by computing the utterances of the task; None if no features are kept.
         """
-        with self.share.attempt(settings.attempts, task.number) as attempt:
+        with self.attempts.begin(settings.attempts, task.number) as attempt:
             made_from = fingerprint_of(self._env)
             if settings.features is None:
                 return made_from, None
@@ -106,47 +99,38 @@ class ShardMaker:
             return made_from, {key: FeatureStorageConfig(key, dtypes[key]) for key in dtypes}
 
     def make(self, settings: StatsSettings, task: ShardTask) -> None:
-        """Make a shard; it is there when this returns.
+        """Make a shard; it lies under its name with the attempts when this returns.
 
         Raises `TaskTakenError` if another process has, or had, this attempt at it.
         """
-        shards = settings.directory / SHARDS
-        with self.share.attempt(settings.attempts, task.number) as attempt:
-            if read_shard(shards / task.name) is not None:  # its maker was lost right after
+        with self.attempts.begin(settings.attempts, task.number) as attempt:
+            made, placed = (at / task.name for at in (settings.attempts, settings.shards))
+            if made.exists() or placed.exists():  # its maker was lost right after
                 return
-            with tempfile.TemporaryDirectory(
-                prefix="attempt-", dir=shards, ignore_cleanup_errors=True
-            ) as directory:
-                shard_dir = Path(directory) / "shard"  # unlike the one above, others may read it
-                shard_dir.mkdir()
-                self._fill(settings, task, attempt, shard_dir)
-                self.share.commit()  # a shard that is there has all its features
-                finish_shard(shard_dir, shards / task.name, task.indices)
+            directory = settings.attempts / f"shard-{task.number:06d}"
+            directory.mkdir()
+            self._fill(settings, task, attempt, directory)
+            finish_shard(directory, task.indices)
+            directory.rename(made)
 
     def _fill(
         self, settings: StatsSettings, task: ShardTask, attempt: Attempt, shard_dir: Path
     ) -> None:
         """Run the hooks over the batches of a shard."""
-        hooks, env, state = settings.hooks, self._env_of(settings, task), dict[str, Any]()
+        hooks, state = settings.hooks, dict[str, Any]()
+        collects = settings.features is not None
+        env = {**self._env, "write_collected_feats": collects}
+        env |= {"feats_dir": settings.collected} if collects else {}
         writers = hooks.open_writers(shard_dir, **env)
         size = settings.batch_size or 1
         for start in range(0, len(task.indices), size):
-            if self.share.stopping or not attempt.is_wanted:
+            if not attempt.is_wanted:
                 raise IncompleteError("the run has been stopped")
             attempt.note_batch(start)
             batch = task.indices[start : start + size].tolist()
             result = self._compute(hooks, batch if settings.batch_size else batch[0], env)
             hooks.write_record(writers, result, state, **env)
         hooks.close_writers(writers)
-
-    def _env_of(self, settings: StatsSettings, task: ShardTask) -> dict[str, Any]:
-        if settings.features is None:
-            return {**self._env, "write_collected_feats": False}
-        path = settings.directory / FEATS
-        writer = self.share.writer(partial(PartWriter, path, settings.features, settings.made_from))
-        known = set(committed(path)) if task.retried else set()
-        collecting = {"feats_dir": path, "part_writer": NewFeatures(writer, known)}
-        return {**self._env, "write_collected_feats": True, **collecting}
 
     def _compute(self, hooks: type[Hooks], batch: list[int] | int, env: Mapping[str, Any]) -> Any:
         """Call `forward`; an error names the utterance, if it comes from a single one."""
@@ -162,14 +146,23 @@ class ShardMaker:
                 break
         if isinstance(error, FeatureError | DuplicateIdError | ConfigError):
             raise error
-        ids = visible_ids(env["dataset"])
-        named = ", ".join(
-            f"utterance {index}" if ids is None else repr(ids[index]) for index in culprits
-        )
+        named = ", ".join(_name_of(env["dataset"], index) for index in culprits)
         raise ComputeError(
             f"collecting statistics of {named} failed with {describe(error)}; what was done before "
             "is kept"
         ) from error
+
+
+def _name_of(dataset: Any, index: int) -> str:
+    """Return an utterance's id, where the data set shows its ids or can load it, or its number."""
+    ids: Any = getattr(dataset, "ids", None)
+    if hasattr(ids, "__getitem__") and len(ids) == len(dataset):
+        return repr(ids[index])
+    try:
+        id = dataset[index][0]
+    except Exception:  # maybe that is what failed
+        id = None
+    return repr(id) if isinstance(id, str) else f"utterance {index}"
 
 
 def fingerprint_of(env: Mapping[str, Any]) -> dict[str, object]:
@@ -203,9 +196,9 @@ class ShardDirectory:
         """
         if anew:
             shutil.rmtree(self.path, ignore_errors=True)
-            if (self._split / FEATS / CACHE).exists():
+            if (self._split / FEATS / "featcache.json").exists():
                 shutil.rmtree(self._split / FEATS)
-        make_directory(self.path)
+        self.path.mkdir(exist_ok=True)
 
     @contextmanager
     def attempts(self) -> Iterator[Path]:
@@ -221,12 +214,16 @@ class ShardDirectory:
 
     def require_made_from(self, made_from: Mapping[str, object]) -> None:
         """Note what the statistics are made from, or compare it with what is noted."""
-        path, new = self.path / MADE_FROM, canonical(made_from)
+        path, new = self.path / MADE_FROM, json.dumps(made_from).encode()
         if path.exists():
-            changed = differences(unpack_json(path.read_bytes(), repr(str(path))), new)
+            try:
+                before = json.loads(path.read_bytes())
+            except ValueError:  # damaged, so that nobody knows
+                before = None
+            changed = differences(before, json.loads(new))
             if not changed:
                 return
-            if any(map(read_shard, self.path.glob("split.*"))):
+            if any(map(read_shard, self.path.glob(f"{SPLIT}*"))):
                 lines = "".join(f"\n  {line}" for line in changed)
                 raise StaleCacheError(
                     f"what is done in {str(self._split)!r} was made from something else than it "
@@ -234,7 +231,7 @@ class ShardDirectory:
                     "start anew (resume=False), or give another directory"
                 )
             self.create(anew=True)  # nothing is done: what failed at once was mended
-        write_durably(path, pack_json(new))
+        write_durably(path, new)
 
     def done(self, wanted: Ints, writer: CacheWriter | None) -> tuple[list[Shard], Mask]:
         """Return the shards that are done, by their first utterances, and what of `wanted` is not.
@@ -270,7 +267,7 @@ def cut_shards(wanted: Ints, missing: Mask, batch_size: int) -> list[ShardTask]:
     starts, run = range(0, len(wanted), size), secrets.token_hex(4)
     cut = [wanted[start : start + size][missing[start : start + size]] for start in starts]
     return [
-        ShardTask(f"split.{run}-{number:05d}", indices)
+        ShardTask(f"{SPLIT}{run}-{number:05d}", indices)
         for number, indices in enumerate(cut)
         if len(indices)
     ]

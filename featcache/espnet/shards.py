@@ -11,31 +11,34 @@ the run that cut it::
       indices.npy                            its utterances, by number in the data set
       done                                   a digest of each of these files; it comes last
 
-While a run is under way there are also `attempt-*` beside them, in which a shard is being made, and
-beside `shards` itself `work-run-*`, which says which worker is at which batch.
+While a run is under way there is also `work-run-*` beside `shards`: there the workers make shards,
+and note which batch they are at.
 """
 
 from __future__ import annotations
 
-import shutil
+import json
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
+import xxhash
 
 from featcache import CacheWriter, FeatureStats
 from featcache.container_files import write_durably
-from featcache.errors import CorruptCacheError, DuplicateIdError, FeatureError
+from featcache.errors import DuplicateIdError, FeatureError
 from featcache.espnet.arrays import Ints
-from featcache.format.files import digest_file, pack_json, unpack_json
 
 SHARDS = "shards"
+SPLIT = "split."  # then 8 hexadecimal digits of the run, and a number
 RUN = "work-run-"  # then 8 hexadecimal digits
 DONE = "done"
 FEATS = "collect_feats"
 INDICES = "indices.npy"
+PLACED_EVERY_S = 0.25  # to make features durable waits for the disk
 SHAPE_KEYS, STATS_KEYS, FEAT_KEYS = "shape_keys.txt", "stats_keys.txt", "feat_keys_written.txt"
 
 
@@ -52,26 +55,19 @@ def read_lines(path: Path) -> list[str]:
     return path.read_text("utf-8").split("\n")[:-1]
 
 
-def finish_shard(attempt: Path, final: Path, indices: Ints) -> None:
-    """Rename the directory that an attempt has filled; drop it if another attempt was earlier."""
-    np.save(attempt / INDICES, indices)
-    (attempt / DONE).write_bytes(pack_json(_digests(attempt)))
-    try:
-        attempt.rename(final)
-    except OSError:
-        if read_shard(final) is None:
-            raise
-        shutil.rmtree(attempt)
+def finish_shard(directory: Path, indices: Ints) -> None:
+    """Complete a directory; it is a shard once it lies among them."""
+    np.save(directory / INDICES, indices)
+    (directory / DONE).write_text(json.dumps(_digests(directory)))
 
 
 def read_shard(directory: Path) -> Shard | None:
     """Return a shard; None unless it is whole."""
     try:
-        digests = unpack_json((directory / DONE).read_bytes(), str(directory))
-        if digests != _digests(directory):
+        if json.loads((directory / DONE).read_bytes()) != _digests(directory):
             return None
         return Shard(directory, np.load(directory / INDICES, allow_pickle=False))
-    except (OSError, CorruptCacheError):
+    except (OSError, ValueError):
         return None
 
 
@@ -79,7 +75,11 @@ def _digests(directory: Path) -> dict[str, str]:
     """Return the digests of all files of a shard but the last, by name."""
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     names = {path.relative_to(directory).as_posix(): path for path in files}
-    return {name: digest_file(path) for name, path in names.items() if name != DONE}
+    return {
+        name: xxhash.xxh3_64_hexdigest(path.read_bytes())
+        for name, path in names.items()
+        if name != DONE
+    }
 
 
 def has_features(shard: Shard, writer: CacheWriter) -> bool:
@@ -87,6 +87,55 @@ def has_features(shard: Shard, writer: CacheWriter) -> bool:
     keys = read_lines(shard.directory / FEAT_KEYS)
     lines = read_lines(shard.directory / f"{keys[0]}_shape") if keys else []
     return bool(keys) and all(line.partition(" ")[0] in writer for line in lines)
+
+
+class FinishedShards:
+    """Shards on their way among the others: the cache has all features of one that is there.
+
+    At the end of a `with` block, also after an error, all that are whole are there.
+
+    Args:
+        made: the directory that they are made in.
+        shards: the directory of all shards.
+        writer: of the cache; None: no features are kept.
+    """
+
+    def __init__(self, made: Path, shards: Path, writer: CacheWriter | None) -> None:
+        self._made, self._shards, self._writer = made, shards, writer
+        self._placed_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._place()
+
+    def place_if_due(self) -> None:
+        """Take over those that are whole, a few times a second."""
+        if time.monotonic() - self._placed_s >= PLACED_EVERY_S:
+            self._place()
+
+    def _place(self) -> None:
+        whole = sorted(self._made.glob(f"{SPLIT}*"))
+        if self._writer is not None:
+            for directory in whole:
+                _add_features(directory, self._writer)
+            self._writer.commit()
+        for directory in whole:
+            directory.rename(self._shards / directory.name)
+        self._placed_s = time.monotonic()
+
+
+def _add_features(shard: Path, writer: CacheWriter) -> None:
+    """Add the features that a shard lists, but for those of utterances that the cache has."""
+    paths: dict[str, dict[str, str]] = {}  # by id and key
+    for key in read_lines(shard / FEAT_KEYS):
+        for line in read_lines(shard / FEATS / f"{key}.scp"):
+            id, _, path = line.partition(" ")
+            paths.setdefault(id, {})[key] = path
+    for id, of_key in paths.items():
+        if id not in writer:
+            writer.write(id, {key: np.load(path) for key, path in of_key.items()})
 
 
 def merge_shards(

@@ -129,7 +129,7 @@ class TaskRunner:
             attempt.note_batch(batch_number)  # loading can kill a worker, too
             for batch in islice(loaded, 1):
                 computation.process(batch)
-            if self.part.stopping or not attempt.is_wanted:
+            if not attempt.is_wanted:
                 break
             if reporting.due():
                 report(computation.progress(number))

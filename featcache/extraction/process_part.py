@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from featcache._closing import closed_after
-from featcache.errors import IncompleteError
 from featcache.extraction.while_filling import WhileFilling
-from featcache.workers.attempts import Attempt
+from featcache.workers.attempts import Attempt, Attempts
 from featcache.writing.part_writer import PartWriter
 
 OpensPart = Callable[..., PartWriter]
@@ -21,24 +19,18 @@ class ProcessPart:
 
     def __init__(self) -> None:
         self._filling: WhileFilling | None = None
+        self._attempts = Attempts()
         self._attempt: Attempt | None = None  # the last one
-        self.stopping = False  # whether the current task is to end after its batch
-        # a worker may have several threads, its environment is made for one
-        self._one_at_a_time = threading.Lock()
         self._writer: PartWriter | None = None
 
     @contextlib.contextmanager
     def attempt(self, directory: Path, number: int) -> Iterator[Attempt]:
         """Begin an attempt at a task; commits its utterances before the attempt can be revoked.
 
-        Raises what `Attempt` raises, and `IncompleteError` if the run is stopped.
+        Raises what `Attempts.begin` raises.
         """
-        with self._one_at_a_time:
-            if self.stopping:
-                raise IncompleteError("the run has been stopped")
-            self._attempt = attempt = Attempt(directory, number)
-            with contextlib.closing(attempt), closed_after(self.commit):
-                yield attempt
+        with self._attempts.begin(directory, number) as self._attempt, closed_after(self.commit):
+            yield self._attempt
 
     def writer(self, open_part: OpensPart, filling: WhileFilling | None = None) -> PartWriter:
         """Return the writer of this process's part, which is noted with the attempt under way.
@@ -61,14 +53,13 @@ class ProcessPart:
 
     def finish(self) -> None:
         """End the current task after its batch, and seal the part."""
-        self.stopping = True
-        with self._one_at_a_time:
-            try:
-                self._check(at_once=True)
-            finally:
-                writer, self._writer = self._writer, None
-                if writer is not None:
-                    writer.close()
+        self._attempts.finish()
+        try:
+            self._check(at_once=True)
+        finally:
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                writer.close()
 
     def commit(self) -> None:
         """Make durable what was written."""

@@ -1,6 +1,7 @@
 """Dask alone: clients, their workers, and tasks that outlive a lost worker.
 
-Knows neither features nor caches.
+Knows neither features nor caches. A program of its own on workers has `workers_of`, hands out tasks
+with `Dispatch`, and begins each in a worker as one of its `Attempts`.
 """
 
 from __future__ import annotations
@@ -10,14 +11,26 @@ from typing import TYPE_CHECKING
 from featcache._loading import load
 
 if TYPE_CHECKING:
+    from featcache.workers.attempts import Attempt as Attempt
+    from featcache.workers.attempts import Attempts as Attempts
     from featcache.workers.client import get_client as get_client
+    from featcache.workers.config import config_or_client as config_or_client
+    from featcache.workers.dispatch import Dispatch as Dispatch
+    from featcache.workers.dispatch import LostAttempt as LostAttempt
     from featcache.workers.environments import with_worker_env as with_worker_env
     from featcache.workers.environments import worker_env as worker_env
+    from featcache.workers.workers import workers_of as workers_of
 
 _HOMES = {
+    "Attempt": "featcache.workers.attempts",
+    "Attempts": "featcache.workers.attempts",
+    "Dispatch": "featcache.workers.dispatch",
+    "LostAttempt": "featcache.workers.dispatch",
+    "config_or_client": "featcache.workers.config",
     "get_client": "featcache.workers.client",
     "with_worker_env": "featcache.workers.environments",
     "worker_env": "featcache.workers.environments",
+    "workers_of": "featcache.workers.workers",
 }
 __all__ = [*_HOMES]
 

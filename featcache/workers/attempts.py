@@ -5,8 +5,9 @@ No task is done twice, nor by two workers at once. Knows nothing of Dask.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,8 +39,10 @@ class Attempt:
     if the run is over; `CacheError`, here and later, if the notes cannot be written.
     """
 
-    def __init__(self, directory: Path, number: int) -> None:
-        self._notes = _notes(directory, number)
+    def __init__(
+        self, directory: Path, number: int, stopping: threading.Event | None = None
+    ) -> None:
+        self._notes, self._stopping = _notes(directory, number), stopping or threading.Event()
         with _written(self._notes), ExitStack() as stack:
             try:
                 self._file = stack.enter_context(self._notes.open("xb", buffering=0))
@@ -53,7 +56,7 @@ class Attempt:
                 ) from error
             except (FileExistsError, Timeout) as error:
                 raise TaskTakenError(number) from error
-            if not self.is_wanted:
+            if self._is_revoked:
                 raise TaskTakenError(number)
             self._open = stack.pop_all()
 
@@ -72,12 +75,43 @@ class Attempt:
     @property
     def is_wanted(self) -> bool:
         """True while the task is still wanted from this worker and the run goes on."""
-        return self._notes.exists() and not Path(f"{self._notes}.back").exists()
+        return not self._stopping.is_set() and self._notes.exists() and not self._is_revoked
+
+    @property
+    def _is_revoked(self) -> bool:
+        return Path(f"{self._notes}.back").exists()
 
     def close(self) -> None:
         """End the attempt; the notes stay."""
         self._file.close()  # before the lock goes: on NFS others see the notes from then on
         self._open.close()
+
+
+class Attempts:
+    """The attempts of one process, one at a time, until the run stops."""
+
+    def __init__(self) -> None:
+        self._stopping = threading.Event()
+        # a worker may have several threads, its environment is made for one
+        self._one_at_a_time = threading.Lock()
+
+    @contextmanager
+    def begin(self, directory: Path, number: int) -> Iterator[Attempt]:
+        """Attempt a task in a `with` block.
+
+        Raises what `Attempt` raises, and `IncompleteError` if the run is stopped.
+        """
+        with self._one_at_a_time:
+            if self._stopping.is_set():
+                raise IncompleteError("the run has been stopped")
+            with closing(Attempt(directory, number, self._stopping)) as attempt:
+                yield attempt
+
+    def finish(self) -> None:
+        """Wait until the attempt under way has ended, after its batch; there is none after it."""
+        self._stopping.set()
+        with self._one_at_a_time:
+            pass
 
 
 def revoke(directory: Path, number: int) -> Notes:

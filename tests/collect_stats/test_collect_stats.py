@@ -127,16 +127,24 @@ def test_a_run_that_goes_on_writes_the_same_bytes(folder: Path, split: Path) -> 
     assert found == files_of(split)
 
 
-def test_an_utterance_without_a_visible_id_is_named_by_number(folder: Path) -> None:
-    class Nameless(Provider):
-        def build_env_local(self) -> dict[str, object]:
-            env = super().build_env_local()
-            utterances = Utterances(30)
-            del utterances.ids
-            return {**env, "dataset": utterances}
+@pytest.mark.parametrize(("loads", "named"), [(True, "'spk2/utt-5'"), (False, "utterance 5")])
+def test_an_utterance_of_a_data_set_without_ids_is_named_by_what_it_loads(
+    folder: Path, loads: bool, named: str
+) -> None:
+    class Nameless(Utterances):
+        def __getitem__(self, index: int) -> Any:
+            if index == 5 and not loads:
+                raise OSError("damaged")
+            return super().__getitem__(index)
 
-    with pytest.raises(ComputeError, match="statistics of utterance 5 failed"):
-        collect(Nameless(folder, fails=[5]), batch_size=None)
+    class NamelessProvider(Provider):
+        def build_env_local(self) -> dict[str, object]:
+            utterances = Nameless(30)
+            del utterances.ids
+            return {**super().build_env_local(), "dataset": utterances}
+
+    with pytest.raises(ComputeError, match=f"statistics of {named} failed"):
+        collect(NamelessProvider(folder, fails=[5]), batch_size=None)
 
 
 def test_more_and_fewer_utterances_are_no_problem(folder: Path, split: Path) -> None:

@@ -120,10 +120,9 @@ def test_ctrl_c_does_not_wait_for_workers_of_somebody_else_that_hang(tmp_path: P
     ):
         threading.Thread(target=press).start()
         provider = Provider(tmp_path, seconds=0.05, hangs=[9])
-        with pytest.raises(KeyboardInterrupt) as caught:
+        with pytest.raises(KeyboardInterrupt):
             collect(provider, parallel=client, write_collected_feats=True)
         assert time.monotonic() - pressed[0] < 20
-    assert "still being written" in "".join(caught.value.__notes__)
     collect(Provider(tmp_path), write_collected_feats=True)
     assert_collected(tmp_path / "stats" / "train", range(30))
 

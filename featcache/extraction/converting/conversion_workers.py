@@ -60,7 +60,7 @@ class TaskConverter:
                 done[0], done[1] = done[0] + utterances, done[1] + nbytes
                 if reporting.due():
                     report(TaskProgress(number, *done))
-                    if self.part.stopping or not attempt.is_wanted:
+                    if not attempt.is_wanted:
                         raise IncompleteError("the conversion has been stopped")
 
             back = self._conversion.do(writer, task, tell)
