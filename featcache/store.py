@@ -28,6 +28,7 @@ from featcache.reading.opening import (
 from featcache.reading.reader import FeatureReader
 from featcache.reading.verify import WHAT_TO_DO, raise_damage, tell_unequal_ends
 from featcache.tables.selection import Selection
+from featcache.tables.shown import cache_line, table_html
 from featcache.tables.table import FeatureTable
 
 if TYPE_CHECKING:
@@ -83,10 +84,17 @@ class Cache(FeatureTable):
         return open_with, (self.path, *how)
 
     def __repr__(self) -> str:
+        return f"<Cache {cache_line(self, self.path, self._state)}>"
+
+    def _repr_html_(self) -> str:
+        version = f", version {self.version!r}" if self.version else ""
+        return table_html(self, version, self._state)
+
+    @property
+    def _state(self) -> str:
+        """State in words: complete, or not and who is at work on it."""
         writer = "" if self.complete or self.version else at_work(self.path)
-        state = "complete" if self.complete else f"incomplete{writer and f', {writer}'}"
-        features = ", ".join(self.features)
-        return f"<Cache {str(self.path)!r}: {len(self)} utterances of {features}, {state}>"
+        return "complete" if self.complete else f"incomplete{writer and f', {writer}'}"
 
     def __enter__(self) -> Self:
         return self
