@@ -21,14 +21,17 @@ CRASH_TESTS := tests/crash tests/store/test_store_kill.py tests/store/test_store
 FAULT_TESTS := tests/faults tests/store/writing/test_failed_publish.py \
   tests/store/writing/test_store_full_disk.py
 
+# tests of pages, in a browser
+LOOK_TESTS := tests/report/test_report_browser.py
+
 # tests of what threads, forks and interrupts may do: FEATCACHE_ROUNDS times each
 SHARING_TESTS := tests/test_sharing.py tests/lazy/test_shared_functions.py \
   tests/store/writing/test_shared_writers.py tests/store/test_left_names.py \
   tests/crash/test_interrupted_reads.py tests/crash/test_interrupted_verbs.py
 
-NOT_IN_TEST := $(addprefix --ignore=,$(WORKER_TESTS) $(CRASH_TESTS) $(FAULT_TESTS))
+NOT_IN_TEST := $(addprefix --ignore=,$(WORKER_TESTS) $(CRASH_TESTS) $(FAULT_TESTS) $(LOOK_TESTS))
 
-.PHONY: setup demo stale test workers crash torture faults fuzz rightness floor lint fmt check map bench speed mutants clean
+.PHONY: setup demo stale test look workers crash torture faults fuzz rightness floor lint fmt check map bench speed mutants clean
 
 setup: $(STAMP)  ## make .venv and install the pinned versions
 
@@ -40,6 +43,10 @@ stale: setup  ## change a weight and a recording of a cache, kill its writer, an
 
 test: setup  ## run the tests, but for those that the words below run
 	$(BIN)/pytest -n 2 --dist loadfile $(NOT_IN_TEST)
+
+look: setup  ## look at pages of reports in Chromium, which this installs where apt-get can; two minutes
+	tests/report/install_browser.sh || echo "no browser can be installed here: its tests are skipped"
+	$(BIN)/pytest $(LOOK_TESTS)
 
 workers: setup  ## run the tests that start Dask workers, on SLURM too where it is installed
 	$(BIN)/pytest $(WORKER_TESTS)

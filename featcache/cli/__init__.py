@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import click
 
 import featcache
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # a verb -> the module that has it, and its line of help
 VERBS: Mapping[str, tuple[str, str]] = {
@@ -22,6 +26,8 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "made-from": ("look", "What a cache was made from."),
     "diff": ("compare", "How two caches differ in what they hold and were made from."),
     "verify": ("compare", "Whether the bytes of caches are what was written."),
+    "report": ("make", "A page about a cache, or two side by side, for a browser."),
+    "repair": ("edit", "Save what is intact of a damaged cache, and name what is lost."),
     "recover": ("edit", "Publish what a writer that was killed has left."),
     "delete": ("edit", "Delete utterances."),
     "compact": ("edit", "Rewrite what holds deleted utterances, and small parts."),
@@ -44,15 +50,23 @@ class Verbs(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a verb; while words are completed, its name and line alone."""
+        """Return a verb."""
         if cmd_name not in VERBS:
             return None
-        home, line = VERBS[cmd_name]
-        if ctx.resilient_parsing and not ctx.args:
-            return click.Command(cmd_name, help=line)
-        module = import_module(f"featcache.cli.{home}")
+        module = import_module(f"featcache.cli.{VERBS[cmd_name][0]}")
         verb: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return verb
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete a verb, of which none is loaded."""
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=line)
+            for name, (_, line) in VERBS.items()
+            if name.startswith(incomplete)
+        ]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the verbs, each with its line."""

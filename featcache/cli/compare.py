@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcache.cli.output import bar, duration, hint, print_json, shown, size, value_text
+from featcache.cli.output import bar, duration, hint, print_json, say, shown, size, value_text
 from featcache.cli.verb import CACHES, JSON, NO, end, found, opened, verb
 from featcache.errors import (
     CorruptCacheError,
@@ -101,9 +101,7 @@ def _of_all(path: str, cache: Cache, *, arrays: bool) -> tuple[int, list[Damage]
 
 def _of_sample(cache: Cache, sample: int) -> tuple[int, list[dict[str, Any]], list[str]]:
     """Read some utterances, drawn at random, and compare them with their checksums."""
-    import featcache
-
-    checking = featcache.open(cache.path, version=cache.version, check_reads=True)
+    checking = opened(cache.path, version=cache.version, check_reads=True)
     table = checking.table.sample(min(sample, len(checking)))
     nbytes = 0
     damaged: list[dict[str, Any]] = []
@@ -152,21 +150,20 @@ def _print_verified(told: Mapping[str, Any]) -> None:
         speed = f", {size(told['bytes'] / seconds)}/s" if told["bytes"] and seconds > 0.1 else ""
         read = how.get(told["checked"], f"{size(told['bytes'])}")
         state = click.style("whole", fg="green")
-        click.echo(f"{state}  {path}: {what}, {read}, {duration(seconds)}{speed}")
+        say(f"{state}  {path}: {what}, {read}, {duration(seconds)}{speed}")
         return
     ids = {each["id"] for each in told["damaged"]}
     pages = f", {counted(told['damaged_pages'], 'page')}" if told["damaged_pages"] else ""
-    click.echo(
-        f"{click.style('DAMAGED', fg='red', bold=True)}  {path}: {len(ids):,} of {what}{pages}"
-    )
+    say(f"{click.style('DAMAGED', fg='red', bold=True)}  {path}: {len(ids):,} of {what}{pages}")
     containers = dict.fromkeys(
         each["container"] for each in (*told["damaged"], *told["elsewhere"]) if each["container"]
     )
     for container in containers:
         _print_container(told, container)
     for error in told["errors"]:
-        click.echo(f"  {shown(error)}")
-    hint("all else is whole" if containers and not told["errors"] else "see the messages above")
+        say(f"  {shown(error)}")
+    rest = "all else is whole; " if containers and not told["errors"] else ""
+    hint(f"{rest}see: featcache repair {told['path']} --dry-run")
 
 
 def _print_container(told: Mapping[str, Any], container: str) -> None:
@@ -181,11 +178,11 @@ def _print_container(told: Mapping[str, Any], container: str) -> None:
     below = Path(told["path"]).absolute()
     path = Path(container)
     name = str(path.relative_to(below)) if path.is_relative_to(below) else container
-    click.echo(f"  {shown(name)}{where}{none}")
+    say(f"  {shown(name)}{where}{none}")
     for each in arrays[:_NAMED]:
-        click.echo(f"    {click.style(shown(each['id']), fg='cyan')} {shown(each['feature'])}")
+        say(f"    {click.style(shown(each['id']), fg='cyan')} {shown(each['feature'])}")
     if len(arrays) > _NAMED:
-        click.echo(f"    and {len(arrays) - _NAMED:,} more (--json lists all)")
+        say(f"    and {len(arrays) - _NAMED:,} more (--json lists all)")
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -200,7 +197,7 @@ def _listed(numbers: Sequence[int]) -> str:
 @click.option("--ids", is_flag=True, help="List the ids that only one has.")
 @JSON
 def diff(a: str, b: str, values: bool, atol: float, ids: bool, as_json: bool) -> None:
-    """Tell how two caches differ: ids, features, what they were made from. Exit code 1: they do.
+    """Compare two caches: ids, features, what they were made from. Exit code 1: they differ.
 
     What was recorded of the runs that made them, such as versions of libraries, is shown and makes
     no difference.
@@ -225,7 +222,7 @@ def diff(a: str, b: str, values: bool, atol: float, ids: bool, as_json: bool) ->
         if ids:
             for sign, one, other in (("-", first, second), ("+", second, first)):
                 for id in _only(one, other):
-                    click.echo(f"{sign} {shown(id)}")
+                    say(f"{sign} {shown(id)}")
     if not same:
         end(NO)
 
@@ -278,4 +275,4 @@ def _print_lines(word: str, lines: Sequence[str], colour: str | None, joined: bo
     lines = [", ".join(lines)] if joined and lines else lines
     for number, line in enumerate(lines):
         head = click.style(f"{'' if number else word:<9}", fg=colour)
-        click.echo(f"{head}  {shown(line)}")
+        say(f"{head}  {shown(line)}")

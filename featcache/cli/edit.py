@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from featcache.cli.output import hint, print_json, print_table, shown, size
+from featcache.cli.output import hint, print_json, print_table, say, shown, size
 from featcache.cli.verb import CACHE, JSON, NO, WHERE, end, opened, verb
 from featcache.errors import CacheError, ConfigError, counted
 
 if TYPE_CHECKING:
     from featcache.store import Cache
+    from featcache.writing.repair import Repair
 
+_LISTED = 20  # lost ids that are printed
 _NAMED = 5  # ids that a question names
 _YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
@@ -47,7 +50,7 @@ def recover(cache: str, as_json: bool) -> None:
         counts = {"before": before["utterances"], "utterances": after["utterances"]}
         print_json("recover", {"path": after["path"], **counts, "state": after["state"]})
     else:
-        click.echo(
+        say(
             f"{shown(cache)}: {counted(_utterances(after), 'utterance')}, "
             f"{_utterances(after) - _utterances(before):,} more than before, {after['state']}"
         )
@@ -55,6 +58,65 @@ def recover(cache: str, as_json: bool) -> None:
 
 def _utterances(told: dict[str, Any]) -> int:
     return int(told["utterances"] or 0)
+
+
+@verb
+@CACHE
+@click.option("--dry-run", is_flag=True, help="Tell what is damaged, and change nothing.")
+@click.option(
+    "--list",
+    "file",
+    metavar="FILE",
+    type=click.File("w", encoding="utf-8"),
+    help="Write the ids that are lost, one a line.",
+)
+@JSON
+def repair(cache: str, dry_run: bool, file: Any, as_json: bool) -> None:
+    """Save all utterances whose bytes are intact; damaged files are set aside, none is deleted.
+
+    Exit code 1: something is lost.
+    """  # fmt: skip
+    from featcache.store import repair as repaired
+
+    told = repaired(cache, dry_run=dry_run)
+    if file is not None:
+        file.writelines(f"{id}\n" for id in told.lost_ids)
+    if as_json:
+        content: dict[str, Any] = {
+            "path": str(Path(cache).absolute()),
+            "done": told.done,
+            "saved": told.saved,
+            "lost": [asdict(array) for array in told.lost],
+            "unnamed": told.unnamed,
+            "elsewhere": [{"container": e.container, "pages": e.pages} for e in told.elsewhere],
+        }
+        for name in ("rebuilt", "annotations", "set_aside", "left"):
+            content[name] = getattr(told, name)
+        print_json("repair", content)
+    else:
+        _print_repair(told)
+    if told.lost or told.unnamed or told.annotations:
+        end(NO)
+
+
+def _print_repair(told: Repair) -> None:
+    if told.is_whole:
+        say(str(told), fg="green")
+        return
+    would = "" if told.done else "would be "
+    lost = len(told.lost_ids) + told.unnamed
+    say(f"{counted(told.saved, 'utterance')} {would}saved, {lost:,} lost", bold=True)
+    for id in told.lost_ids[:_LISTED]:
+        features = ", ".join(array.feature for array in told.lost if array.id == id)
+        say(f"  {click.style(shown(id), fg='cyan')} {shown(features)}")
+    if len(told.lost_ids) > _LISTED:
+        say(f"  and {len(told.lost_ids) - _LISTED:,} more (--list FILE has all)")
+    words = {"rebuilt": "made anew", "set_aside": "set aside", "annotations": "values lost of"}
+    for name, word in words.items():
+        for each in getattr(told, name):
+            say(f"  {would}{word}: {shown(each)}")
+    for sentence in told.left:
+        say(f"  {shown(sentence)}", fg="yellow")
 
 
 @verb
@@ -88,7 +150,7 @@ def delete(
     if as_json:
         print_json("delete", {"path": str(whole.path), "deleted": len(chosen), "left": len(whole)})
     else:
-        click.echo(f"deleted {counted(len(chosen), 'utterance')}, {len(whole):,} are left")
+        say(f"deleted {counted(len(chosen), 'utterance')}, {len(whole):,} are left")
 
 
 def _lines(file: Any) -> Iterator[str]:
@@ -105,7 +167,7 @@ def collect(cache: str, as_json: bool) -> None:
     if as_json:
         print_json("collect", {"path": str(whole.path), "bytes": whole.nbytes})
     else:
-        click.echo(f"{shown(cache)}: {counted(len(whole), 'utterance')}, {size(whole.nbytes)}")
+        say(f"{shown(cache)}: {counted(len(whole), 'utterance')}, {size(whole.nbytes)}")
 
 
 @verb
@@ -126,12 +188,12 @@ def compact(cache: str, dry_run: bool, drop_tags: bool, as_json: bool) -> None:
         print_json("compact", {**content, "deleted": before["deleted"], "parts": after["parts"]})
     elif dry_run:
         deleted = counted(before["deleted"], "deleted or replaced utterance")
-        click.echo(
+        say(
             f"{counted(before['parts'], 'part')} with {deleted}; about {size(max(freed, 0))} would "
             "be freed"
         )
     else:
-        click.echo(f"{size(max(freed, 0))} freed, {counted(after['parts'], 'part')}")
+        say(f"{size(max(freed, 0))} freed, {counted(after['parts'], 'part')}")
 
 
 def _stored(cache: Cache) -> dict[str, int]:
@@ -168,9 +230,9 @@ def tag(cache: str, name: str | None, delete: bool, as_json: bool) -> None:
         rows = [[each, str(number)] for each, number in whole.tags.items()]
         print_table(["tag", "generation"], rows, right=["generation"])
     elif delete:
-        click.echo(f"tag {shown(name)} is taken away")
+        say(f"tag {shown(name)} is taken away")
     else:
-        click.echo(f"tag {shown(name)}: generation {whole.tags[name]}")
+        say(f"tag {shown(name)}: generation {whole.tags[name]}")
 
 
 @verb
@@ -197,7 +259,7 @@ def annotate(cache: str, file: str, unknown: Literal["raise", "skip"], as_json: 
         return
     new = [name for name in whole.annotations if name not in before]
     told = f", new: {', '.join(new)}" if new else ""
-    click.echo(shown(f"annotations: {', '.join(whole.annotations) or 'none'}{told}"))
+    say(shown(f"annotations: {', '.join(whole.annotations) or 'none'}{told}"))
 
 
 @verb
@@ -240,9 +302,9 @@ def accept(cache: str, fingerprint: Any, yes: bool, as_json: bool) -> None:
     if as_json:
         print_json("accept", {"path": str(whole.path), "accepted": changed})
     else:
-        click.echo(f"{shown(cache)}: {'accepted' if changed else 'nothing differs'}")
+        say(f"{shown(cache)}: {'accepted' if changed else 'nothing differs'}")
 
 
 def _print_changed(changed: Sequence[str]) -> None:
     for line in changed:
-        click.secho(f"  {shown(line)}", fg="yellow", err=True)
+        say(f"  {shown(line)}", fg="yellow", err=True)

@@ -19,6 +19,7 @@ from featcache.cli.output import (
     print_json,
     print_table,
     room,
+    say,
     shown,
     size,
 )
@@ -28,8 +29,8 @@ from featcache.errors import StaleCacheError, counted
 Info = dict[str, Any]  # as `inspect.info` returns it
 _REQUIREMENTS = ("complete", "fresh")
 _COLUMNS = (
-    *("cache", "utterances", "hours", "feature", "frames", "dims", "dtype", "backend", "bytes"),
-    *("state", "made"),
+    *("cache", "state", "utterances", "hours", "feature", "frames", "dims", "dtype", "backend"),
+    *("bytes", "made"),
 )
 _NUMBERS = ("utterances", "hours", "frames", "dims", "bytes")
 _BAR = 18  # characters
@@ -51,7 +52,7 @@ _BAR = 18  # characters
 def info(
     caches: tuple[str, ...], watch: bool, require: str, fingerprint: Any, as_json: bool
 ) -> None:
-    """Tell what caches hold, and how far they are; a folder stands for the caches in it."""
+    """Show what caches hold, and how far they are; a folder stands for the caches in it."""
     required = [each for each in require.split(",") if each]
     if unknown := {*required} - {*_REQUIREMENTS}:
         raise click.UsageError(f"--require takes complete or fresh, not {sorted(unknown)[0]!r}")
@@ -66,7 +67,7 @@ def info(
         _print(told, _names(paths))
     for each in told:
         if each["error"]:
-            click.secho(shown(each["error"], lines=True), fg="red", err=True)
+            say(shown(each["error"], lines=True), fg="red", err=True)
     if any(each["state"] == "damaged" for each in told):
         end(IMPOSSIBLE)
     lacking = [each for each in told if "complete" in required and each["state"] != "complete"]
@@ -77,8 +78,7 @@ def info(
 def _info(path: str) -> Info:
     from featcache import inspect
 
-    tagged = "@" in path and not Path(path).exists()
-    return inspect.info(opened(path) if tagged else path)
+    return inspect.info(opened(path) if "@" in path and not Path(path).exists() else path)
 
 
 def _all_fresh(paths: list[str], expected: Mapping[str, object]) -> bool:
@@ -89,7 +89,7 @@ def _all_fresh(paths: list[str], expected: Mapping[str, object]) -> bool:
         try:
             featcache.open(path, expect=expected)
         except StaleCacheError as error:
-            click.secho(shown(str(error), lines=True), fg="yellow", err=True)
+            say(shown(str(error), lines=True), fg="yellow", err=True)
             fresh = False
     return fresh
 
@@ -112,16 +112,16 @@ def _print(told: list[Info], names: list[str]) -> None:
             counted(frames, "frame"),
             size(sum(each["bytes"] for each in known)),
         ]
-        click.secho(", ".join(words), bold=True)
+        say(", ".join(words), bold=True)
     rows: list[list[str]] = []
     for name, each in zip(names, told, strict=True):
         made = each["made"]
         by = f" by {made['by']}" if made and made["by"] else ""
-        front = [name, number(each["utterances"]), number(each["hours"])]
-        behind = [each["state"], f"{ago(made['when'])}{by}" if made else "-"]
+        front = [name, each["state"], number(each["utterances"]), number(each["hours"])]
+        last = f"{ago(made['when'])}{by}" if made else "-"
         for feature in each["features"] or [None]:
-            rows.append([*front, *_cells(feature), *behind])
-            front, behind = ["", "", ""], ["", ""]
+            rows.append([*front, *_cells(feature), last])
+            front, last = [""] * len(front), ""
     print_table(_COLUMNS, rows, right=_NUMBERS)
     for name, each in zip(names, told, strict=True):
         _print_more(name, each)
@@ -130,14 +130,14 @@ def _print(told: list[Info], names: list[str]) -> None:
 def _print_more(name: str, told: Info) -> None:
     """Print what is true of few caches."""
     if told["writer"]:
-        click.echo(_writer_line(told, None))
+        say(_writer_line(told, None))
     if told["expected"] is not None and told["state"] == "incomplete":
-        click.echo(shown(f"{name}: {told['utterances']:,} of {told['expected']:,} expected"))
+        say(shown(f"{name}: {told['utterances']:,} of {told['expected']:,} expected"))
     if told["failed"]:
-        click.echo(shown(f"{name}: {counted(told['failed'], 'utterance')} failed"))
+        say(shown(f"{name}: {counted(told['failed'], 'utterance')} failed"))
     if told["tags"]:
         tags = ", ".join(f"{tag} (generation {each})" for tag, each in told["tags"].items())
-        click.echo(shown(f"{name}: tags {tags}"))
+        say(shown(f"{name}: tags {tags}"))
 
 
 def _cells(feature: Mapping[str, Any] | None) -> list[str]:
@@ -163,12 +163,9 @@ def _done(told: Info) -> int:
 
 
 def _writer_line(told: Info, rate: float | None) -> str:
-    """Say who writes a cache, and how far it is; with a rate, when it will be there."""
+    """Return how far a cache is, and who writes it; with a rate, when it will be there."""
     writer, done, expected = told["writer"], _done(told), told["expected"]
-    words = [
-        f"{Path(told['path']).name}: being written by {writer['host']}, process {writer['pid']}"
-        + (f", since {_clock(writer['since'])}" if writer["since"] else "")
-    ]
+    words = [f"{Path(told['path']).name}: being written"]
     if expected:
         words += [_bar(done / expected), f"{done:,} of {expected:,}"]
     else:
@@ -177,6 +174,8 @@ def _writer_line(told: Info, rate: float | None) -> str:
         words.append(f"{rate:,.0f}/s")
         if expected:
             words.append(f"{duration((expected - done) / rate)} left")
+    since = f", since {_clock(writer['since'])}" if writer["since"] else ""
+    words.append(f"by {writer['host']}, process {writer['pid']}{since}")
     return shown("   ".join(words))
 
 
@@ -221,4 +220,4 @@ def _draw(lines: list[str], *, again: bool) -> None:
         up = f"\033[{len(lines)}A" * again
         lines = [f"\r\033[2K{line[:space]}" for line in lines]
         lines[0] = up + lines[0]
-    click.echo("\n".join(lines), color=True)
+    say("\n".join(lines), color=True)

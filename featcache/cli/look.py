@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
@@ -17,6 +19,7 @@ from featcache.cli.output import (
     print_json,
     print_table,
     room,
+    say,
     shown,
     value_text,
 )
@@ -77,7 +80,11 @@ def _write_rows(
         cells = ([id, *map(_cell, values)] for id, *values in rows)
         print_table(["id", *columns], cells, right=right)
         return
-    with click.open_file(output or "-", "w", encoding="utf-8") as file:
+    with (
+        contextlib.nullcontext(sys.stdout)
+        if output is None
+        else open(output, "w", encoding="utf-8")  # noqa: PTH123 (a word of the command line)
+    ) as file:
         if form == "jsonl":
             _write_jsonl(file, ["id", *columns], rows)
         else:
@@ -97,9 +104,12 @@ def _write_jsonl(file: IO[str], names: Sequence[str], rows: Iterable[Sequence[ob
 
 def _write_csv(file: IO[str], names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(names)
+    quoting = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
     safe = shown if room() is not None and file is sys.stdout else str
-    writer.writerows(["" if value is None else safe(str(value)) for value in row] for row in rows)
+    for row in chain([names], rows):
+        cells = ["" if value is None else safe(str(value)) for value in row]
+        # Python's csv before 3.13 takes a lone carriage return for text that needs no quotes
+        (quoting if any("\r" in cell for cell in cells) else writer).writerow(cells)
 
 
 def _write_parquet(table: FeatureTable, names: Sequence[str], output: str | None) -> None:
@@ -178,7 +188,7 @@ def _with_stats(table: FeatureTable) -> list[str]:
 @click.option("--source", is_flag=True, help="The text of the functions, too.")
 @JSON
 def made_from(cache: str, key: str | None, source: bool, as_json: bool) -> None:
-    """Tell what a cache was made from: what is compared, and what was recorded beside it.
+    """Show what a cache was made from: what is compared, and what was recorded beside it.
 
     KEY chooses a part of it, such as fbank, or recorded.command.
     """
@@ -198,7 +208,7 @@ def made_from(cache: str, key: str | None, source: bool, as_json: bool) -> None:
     if key is None:
         count = counted(cast(int, told["utterances"]), "utterance")
         made = f"made {told['made']}{f' by {by}' if by else ''}"
-        click.echo(shown(f"{told['path']}: {made}, generation {told['generation']}, {count}"))
+        say(shown(f"{told['path']}: {made}, generation {told['generation']}, {count}"))
     leaves = [
         (part, path, value)
         for part, content in parts.items()
@@ -231,8 +241,8 @@ def _print_leaves(leaves: Sequence[tuple[str, str, object]], *, whole: bool) -> 
     space, before = room(), ""
     for part, path, value in leaves:
         if part != before:
-            click.secho(part, bold=True)
+            say(part, bold=True)
             before = part
         text = shown(f"  {path}: {value}", lines=whole)
         cut = space is not None and not whole and len(text) > space
-        click.echo(f"{text[: space - 1]}…" if cut and space else text)
+        say(f"{text[: space - 1]}…" if cut and space else text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,14 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 import numpy as np
 
-from featcache.cli.output import duration, hint, is_quiet, print_json, print_table, shown, size
-from featcache.cli.verb import JSON, opened, verb
+from featcache.cli.output import duration, hint, is_quiet, print_json, print_table, say, shown, size
+from featcache.cli.verb import CACHES, JSON, opened, verb
 from featcache.errors import UnknownNameError, counted, nearest
 
 if TYPE_CHECKING:
     from featcache.declaration import FeatureStorageConfig
+    from featcache.extraction.estimating.estimate import StorageEstimate
     from featcache.store import Cache
 
+_LEVELS = {"fault": "red", "look": "yellow"}  # of findings
 _KIND = click.option("--kind", metavar="KIND", help="Of a store of others; it is recognised.")
 _PATTERN = click.option(
     "--pattern", metavar="P", help="Names of arrays in a store of others, such as {feature}/{id}."
@@ -120,7 +123,7 @@ def _print_made(name: str, cache: Cache, as_json: bool) -> None:
     else:
         count = counted(len(cache), "utterance")
         features = ", ".join(cache.features)
-        click.echo(shown(f"{cache.path}: {count} of {features}, {size(cache.nbytes)}"))
+        say(shown(f"{cache.path}: {count} of {features}, {size(cache.nbytes)}"))
 
 
 @verb
@@ -168,6 +171,67 @@ def adopt(
 
 
 @verb
+@CACHES
+@click.option(
+    "-o",
+    "output",
+    metavar="FILE",
+    required=True,
+    type=click.Path(dir_okay=False),
+    help="The page, such as report.html.",
+)
+@click.option(
+    "--pictures", metavar="N", type=click.IntRange(0), default=48, help="At most so many."
+)
+@click.option("--sample", metavar="N", help="Utterances whose values are read, or all.")
+@click.option("--seed", metavar="N", type=click.IntRange(0), default=0, help="Draw others.")
+@click.option("--open", "browse", is_flag=True, help="Show it in the browser.")
+@JSON
+def report(
+    caches: tuple[str, ...],
+    output: str,
+    pictures: int,
+    sample: str | None,
+    seed: int,
+    browse: bool,
+    as_json: bool,
+) -> None:
+    """Write a page about a cache, or about two side by side: one file that needs no network."""
+    from featcache import inspect
+
+    begun = time.perf_counter()
+    told = inspect.report(
+        [opened(each) for each in caches],
+        output,
+        pictures=pictures,
+        sample=_sample(sample),
+        seed=seed,
+    )
+    took = duration(time.perf_counter() - begun)
+    if as_json:
+        found = [{"kind": e.kind, "count": e.count, "ids": list(e.ids)} for e in told.findings]
+        whole = {"path": str(told.path), "bytes": told.bytes, "sampled": told.sampled}
+        print_json("report", {**whole, "of": told.of, "findings": found})
+    else:
+        which = f"{told.sampled:,} of {told.of:,}" if told.sampled < told.of else f"all {told.of:,}"
+        say(shown(f"{told.path}  {size(told.bytes)}, values of {which} utterances, {took}"))
+        for each in told.findings:
+            say(shown(f"  {each.text}"), fg=_LEVELS.get(each.level))
+    if browse:
+        import webbrowser
+
+        webbrowser.open(Path(told.path).absolute().as_uri())
+
+
+def _sample(text: str | None) -> int | Literal["all"] | None:
+    if text is None or text == "all":
+        return text  # type: ignore[return-value]
+    if not text.isdecimal() or not int(text):
+        raise click.UsageError(f"--sample takes a number of utterances, or all, not {text!r}")
+    return int(text)
+
+
+@verb
 @click.argument("src", metavar="SRC")
 @click.option("-f", "--feature", metavar="FEATURE", multiple=True, help="These features alone.")
 @click.option(
@@ -192,25 +256,13 @@ def estimate(
         **({} if utterances is None else {"utterances": utterances}),
         adopting=known or None,
     )
-    rows = [
-        {
-            "feature": row.feature,
-            "backend": row.backend,
-            "codec": row.codec,
-            "dtype": row.dtype,
-            "bytes": row.nbytes,
-            "seconds": row.hours * 3600,
-            "declared": row.declared,
-            "lossless": row.lossless,
-        }
-        for row in told.rows
-    ]
+    rows = [_way(row) for row in told.rows]
     if as_json:
         whole = {"utterances": told.utterances, "bytes": told.nbytes, "seconds": told.hours * 3600}
         print_json("estimate", {**whole, "frames": dict(told.frames), "ways": rows})
         return
     time = duration(told.hours * 3600)
-    click.secho(
+    say(
         f"{counted(told.utterances, 'utterance')}, as declared {size(told.nbytes)}, {time} in one "
         "process", bold=True,
     )  # fmt: skip
@@ -219,6 +271,19 @@ def estimate(
         [_cells(row) for row in rows],
         right=["bytes", "time"],
     )
+
+
+def _way(row: StorageEstimate) -> dict[str, Any]:
+    return {
+        "feature": row.feature,
+        "backend": row.backend,
+        "codec": row.codec,
+        "dtype": row.dtype,
+        "bytes": row.nbytes,
+        "seconds": row.hours * 3600,
+        "declared": row.declared,
+        "lossless": row.lossless,
+    }
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

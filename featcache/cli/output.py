@@ -61,11 +61,11 @@ def _width(text: str) -> int:
     return len(text) + wide - sum(unicodedata.combining(each) > 0 for each in text)
 
 
-def _cut(text: str, width: int) -> str:
-    """Cut a text in its middle, where both ends tell most of an id.
+def _cut(text: str, width: int, mark: str) -> str:
+    """Cut a text in its middle, since both ends tell most of an id.
 
-    >>> _cut("speaker-anna-0001", 12)
-    'speak…a-0001'
+    >>> _cut("speaker-anna-0001", 12, "~")
+    'speak~a-0001'
     """
     if _width(text) <= width:
         return text
@@ -77,7 +77,7 @@ def _cut(text: str, width: int) -> str:
         if _width(front + first + back) >= width:
             break
         front += first
-    return f"{front}{'…' if has_unicode() else '~'}{back}"
+    return f"{front}{mark}{back}"
 
 
 def has_unicode() -> bool:
@@ -90,12 +90,30 @@ def room() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
+def say(
+    text: str,
+    *,
+    fg: str | None = None,
+    bold: bool | None = None,
+    dim: bool | None = None,
+    err: bool = False,
+    color: bool | None = None,
+) -> None:
+    """Print a line on stdout, or stderr, in the encoding that it has; click takes ASCII for wrong.
+
+    `color` keeps the codes of the terminal that the text has.
+    """
+    stream = sys.stderr if err else sys.stdout
+    styled = click.style(text, fg=fg, bold=bold, dim=dim) if fg or bold or dim else text
+    click.echo(styled, file=stream, color=color)
+
+
 # Answers, on stdout.
 
 
 def print_json(name: str, content: Mapping[str, object]) -> None:
     """Print what a verb found as one JSON document."""
-    click.echo(json_line({"featcache": featcache.__version__, "verb": name, **content}))
+    say(json_line({"featcache": featcache.__version__, "verb": name, **content}))
 
 
 def json_line(content: object) -> str:
@@ -133,27 +151,28 @@ def print_table(
     first = list(islice(lines, _MEASURED))
     heads = [shown(name) for name in columns]
     widths = [max(map(_width, column)) for column in zip(heads, *first, strict=True)]
-    count, space = len(columns), room()
+    count, space, mark = len(columns), room(), "…" if has_unicode() else "~"
     if space is not None:
-        others = sum(widths[1:]) + _GAP * (count - 1)
-        widths[0] = min(widths[0], max(_LEAST, _width(heads[0]), space - others))
-        while count > 1 and sum(widths[:count]) + _GAP * (count - 1) > space:
+        least = min(widths[0], max(_LEAST, _width(heads[0])))
+        while count > 1 and least + sum(widths[1:count]) + _GAP * (count - 1) > space:
             count -= 1
+        others = sum(widths[1:count]) + _GAP * (count - 1)
+        widths[0] = min(widths[0], max(least, space - others))
 
     def line(row: Sequence[str], bold: bool) -> str:
         parts: list[str] = []
         for name, cell, width in zip(columns[:count], row, widths, strict=False):
-            text = cell if space is None else _cut(cell, width)
+            text = cell if space is None else _cut(cell, width, mark)
             filling = " " * (width - _width(text))
             colour = "cyan" if name == "id" else _COLOURS.get(cell) if name == "state" else None
-            styled = click.style(text, fg=colour, bold=bold) if bold or colour else text
+            styled = click.style(text, fg=colour, bold=bold or None) if bold or colour else text
             parts.append(f"{filling}{styled}" if name in right else f"{styled}{filling}")
         return (" " * _GAP).join(parts).rstrip()
 
-    click.echo(line(heads, bold=True))
+    say(line(heads, bold=True))
     told = (line(row, bold=False) for row in chain(first, lines))
     while some := "\n".join(islice(told, _MEASURED)):
-        click.echo(some)
+        say(some)
     if count < len(columns):
         hint(f"too narrow for: {', '.join(heads[count:])}")
 
@@ -164,7 +183,7 @@ def print_table(
 def hint(text: str) -> None:
     """Print what is no part of the answer."""
     if not is_quiet():
-        click.secho(shown(text), dim=True, err=True)
+        say(shown(text), dim=True, err=True)
 
 
 def is_quiet() -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.cli.output import has_unicode, hint, plain, print_json, room, shown, value_text
+from featcache.cli.output import has_unicode, hint, plain, print_json, room, say, shown, value_text
 from featcache.cli.verb import CACHE, JSON, opened, verb
 
 if TYPE_CHECKING:
@@ -29,7 +31,11 @@ _SHOWN = 64  # values of a sequence
 @click.option("--feature", metavar="FEATURE", multiple=True, help="Only these features.")
 @click.option("--frames", metavar="START:STOP", help="Only these frames.")
 @click.option(
-    "-o", "output", metavar="FILE.npy", type=click.Path(dir_okay=False), help="Write an array."
+    "-o",
+    "output",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Write an array (.npy), or its picture (.png).",
 )
 @JSON
 def show(
@@ -42,6 +48,8 @@ def show(
     features = feature or tuple(whole.features)
     if output is not None and (len(ids), len(features)) != (1, 1):
         raise click.UsageError(f"-o writes one array: one ID, --feature {' or '.join(features)}")
+    if output is not None and Path(output).suffix not in (".npy", ".png"):
+        raise click.UsageError(f"-o writes .npy or .png, not {output!r}")
     whole.rows(ids)  # all ids are there, before anything is printed
     for id in ids:
         arrays = {name: _read(whole, id, name, start, stop) for name in features}
@@ -53,7 +61,21 @@ def show(
         else:
             _print(id, arrays, told, notes)
         if output is not None:
-            np.save(output, arrays[features[0]])
+            _write(Path(output), arrays[features[0]])
+
+
+def _write(file: Path, array: NDArray[Any]) -> None:
+    """Write an array as .npy, or its picture as .png."""
+    if file.suffix == ".npy":
+        np.save(file, array)
+        return
+    from featcache.report_page.charts import picture
+
+    frames = array.reshape(len(array), -1).astype(np.float64)
+    finite = frames[np.isfinite(frames)]
+    low, high = np.percentile(finite, (1, 99)) if finite.size else (0.0, 1.0)
+    url, _, _ = picture(frames, float(low), float(high))
+    file.write_bytes(base64.b64decode(url.partition(",")[2]))
 
 
 def _frames(text: str | None) -> tuple[int, int | None] | tuple[None, None]:
@@ -107,9 +129,9 @@ def _print(
     told: Mapping[str, Mapping[str, Any]],
     notes: Mapping[str, object],
 ) -> None:
-    click.secho(shown(id), fg="cyan", bold=True)
+    say(shown(id), fg="cyan", bold=True)
     for name, value in notes.items():
-        click.echo(shown(f"  {name}: {'-' if value is None else value}"))
+        say(shown(f"  {name}: {'-' if value is None else value}"))
     for name, each in told.items():
         line = f"  {name} {tuple(each['shape'])} {each['dtype']}"
         for word, key in (
@@ -119,13 +141,14 @@ def _print(
             ("most", "max"),
         ):
             line += f"   {word} {value_text(each[key])}"
-        click.echo(f"{shown(line)}{click.style(_warning(each), fg='yellow')}")
+        warning = _warning(each)
+        say(shown(line) + (click.style(warning, fg="yellow") if warning else ""))
         array = arrays[name]
         if array.size and array.ndim > 1:
             _print_picture(array)
         elif array.size:
             values = " ".join(map(str, array.ravel()[:_SHOWN].tolist()))
-            click.echo(f"    {values}{' ...' * (array.size > _SHOWN)}")
+            say(f"    {values}{' ...' * (array.size > _SHOWN)}")
 
 
 def _warning(told: Mapping[str, Any]) -> str:
@@ -152,7 +175,7 @@ def _print_picture(array: NDArray[Any]) -> None:
     shades = _SHADES if has_unicode() else _ASCII_SHADES
     for number, row in enumerate(levels):
         side = "high" if number == 0 else "low" if number == len(levels) - 1 else ""
-        click.echo(f"{side:>8}  {''.join(shades[level] for level in row)}".rstrip())
+        say(f"{side:>8}  {''.join(shades[level] for level in row)}".rstrip())
     if len(frames) > space:
         hint(f"          {len(frames):,} frames in {picture.shape[1]} columns of their means")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn, ParamSpec
 
 import click
 
-from featcache.cli.output import be_quiet, is_quiet, print_json, shown
+from featcache.cli.output import be_quiet, is_quiet, print_json, say, shown
 from featcache.errors import CacheLockedError, FeatcacheError, NotACacheError
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ def _answer() -> Iterator[None]:
 _WORDS = {
     "overwrite=True": "--overwrite",
     "drop_tags=True": "--drop-tags",
+    "featcache.store.repair(path) (first with dry_run=True)": "featcache repair (--dry-run first)",
     "unknown='skip'": "--unknown skip",
     "call collect() of the cache once, opened without that": "run featcache collect on it once",
 }
@@ -114,7 +115,7 @@ class _Told(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if not is_quiet():
-            click.secho(shown(record.getMessage(), lines=True), fg="yellow", err=True)
+            say(shown(record.getMessage(), lines=True), fg="yellow", err=True)
 
 
 @contextlib.contextmanager
@@ -159,7 +160,7 @@ def _tell(name: str, error: Exception, text: str, is_json: bool, debug: bool) ->
         _print_error(name, error, text)
     if debug:
         traceback.print_exc()
-    click.secho(f"featcache {name}: {shown(text, lines=True)}", fg="red", err=True)
+    say(f"featcache {name}: {shown(text, lines=True)}", fg="red", err=True)
     raise SystemExit(LATER if isinstance(error, CacheLockedError) else IMPOSSIBLE) from error
 
 
@@ -172,14 +173,18 @@ def _print_error(name: str, error: Exception, text: str) -> None:
 _DEEPEST = 3  # folders below one that is named
 
 
-def opened(text: str) -> Cache:
-    """Open CACHE, or CACHE@TAG."""
-    import featcache
+def opened(text: str | Path, *, version: str | None = None, check_reads: bool = False) -> Cache:
+    """Open CACHE, or CACHE@TAG, to look at it: nothing is expected of what it was made from."""
+    from featcache._checks import directory
+    from featcache.reading.generation import OpenSettings
+    from featcache.reading.opening import open_generation
+    from featcache.store import Cache
 
-    path, at, tag = text.rpartition("@")
+    path, at, tag = str(text).rpartition("@")
     if at and path and not Path(text).exists():
-        return featcache.open(path, version=tag)
-    return featcache.open(text)
+        return opened(path, version=tag, check_reads=check_reads)
+    settings = OpenSettings(check_reads=check_reads, version=version)
+    return Cache(open_generation(directory(text, "a cache").absolute(), None, settings))
 
 
 def found(texts: tuple[str, ...]) -> list[str]:

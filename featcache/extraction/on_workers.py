@@ -246,7 +246,7 @@ class Driver:
         Raises what a worker raised, `ComputeError` if workers die of an utterance,
         `IncompleteError` if they die before they compute anything.
         """
-        from featcache.workers.dispatch import LostAttempt, Report
+        from featcache.workers.dispatch import LostAttempt, WorkerReport
 
         for task in tasks:
             self._dispatch.add(task)
@@ -258,7 +258,7 @@ class Driver:
                     self._replace(task, outcome)
                     continue
                 self._deaths_without_progress = 0
-                if isinstance(outcome, Report):
+                if isinstance(outcome, WorkerReport):
                     self.bar.update(TaskProgress(*outcome.message))
                 else:
                     self.bar.end(*outcome)

@@ -167,7 +167,10 @@ def take(data: NDArray[Number], ends: Ints, rows: Ints) -> tuple[NDArray[Number]
         some = slice(start, start + _AT_ONCE)
         first, last = new_ends[start], new_ends[min(start + _AT_ONCE, len(rows))]
         shifts = ends[rows[some]] - new_ends[:-1][some]
-        taken[first:last] = data[np.repeat(shifts, counts[some]) + np.arange(first, last)]
+        if (shifts == shifts[0]).all():  # they lie together
+            taken[first:last] = data[first + shifts[0] : last + shifts[0]]
+        else:
+            taken[first:last] = data[np.repeat(shifts, counts[some]) + np.arange(first, last)]
     return taken, new_ends
 
 

@@ -160,7 +160,7 @@ _PAGES_AT_ONCE = 256
 
 
 def nobody(nbytes: int) -> None:
-    """Tell nobody how many bytes were read."""
+    """Ignore how many bytes were read."""
 
 
 def page_damage(

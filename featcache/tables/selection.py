@@ -432,26 +432,31 @@ def _read(
     """Read frames of rows; return their statistics, and how many bytes they have."""
     frame_bytes = arrays.dtype.itemsize * math.prod(arrays.dims)
     parts = [FeatureStats.empty(arrays.dims)]
-    for begin, end in _pieces(lengths * frame_bytes):
-        some, sizes = slice(begin, end), lengths[begin:end] * frame_bytes
-        for row in rows[some].tolist():
-            arrays.check_length(row)
-        ends = np.cumsum(sizes)
-        data = np.empty(int(ends[-1]), np.uint8)
-        outs = [data[e - n : e] for e, n in zip(ends.tolist(), sizes.tolist(), strict=True)]
-        arrays.read_many(rows[some], starts[some], lengths[some], outs)
-        frames = data.view(arrays.dtype).reshape(int(lengths[some].sum()), *arrays.dims)
-        parts.append(FeatureStats.of(from_storage(frames, arrays.declared_dtype)))
+    for some in pieces(lengths * frame_bytes, AT_ONCE_BYTES):
+        parts.append(FeatureStats.of(frames_of(arrays, rows[some], starts[some], lengths[some])))
     return reduce(FeatureStats.merge, parts), int(lengths.sum()) * frame_bytes
 
 
-def _pieces(sizes: Ints) -> Iterator[tuple[int, int]]:
-    """Cut rows into pieces of about `AT_ONCE_BYTES`."""
+def frames_of(arrays: FeatureArrays, rows: Ints, starts: Ints, lengths: Ints) -> NDArray[Any]:
+    """Return the frames of rows one after the other, (frames, *dims), in the declared dtype."""
+    sizes = lengths * (arrays.dtype.itemsize * math.prod(arrays.dims))
+    for row in rows.tolist():
+        arrays.check_length(row)
+    ends = np.cumsum(sizes)
+    data = np.empty(int(sizes.sum()), np.uint8)
+    outs = [data[e - n : e] for e, n in zip(ends.tolist(), sizes.tolist(), strict=True)]
+    arrays.read_many(rows, starts, lengths, outs)
+    frames = data.view(arrays.dtype).reshape(int(lengths.sum()), *arrays.dims)
+    return from_storage(frames, arrays.declared_dtype)
+
+
+def pieces(sizes: Ints, at_once: int) -> Iterator[slice]:
+    """Cut rows into pieces of about so many bytes, one row at least."""
     ends, begin = np.cumsum(sizes), 0
     while begin < len(sizes):
         done = int(ends[begin]) - int(sizes[begin])
-        end = max(int(ends.searchsorted(done + AT_ONCE_BYTES, side="right")), begin + 1)
-        yield begin, end
+        end = max(int(ends.searchsorted(done + at_once, side="right")), begin + 1)
+        yield slice(begin, end)
         begin = end
 
 

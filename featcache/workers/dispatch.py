@@ -33,7 +33,7 @@ T = TypeVar("T")
 _log = logging.getLogger("featcache")
 
 
-class Report(NamedTuple):
+class WorkerReport(NamedTuple):
     """A message of a worker that is at a task, by `log_event`."""
 
     message: list[Any]  # begins with the number of the attempt
@@ -119,7 +119,7 @@ class Dispatch(Generic[T]):
     def outcomes(self, tend: Callable[[], None] = lambda: None) -> Iterator[tuple[T, Any]]:
         """Yield tasks as they end, each with what the function returned or a `LostAttempt`.
 
-        And those under way, each with a `Report` of its worker. `tend` is called about once a
+        And those under way, each with a `WorkerReport` of its worker. `tend` is called about once a
         second. Raises what the function returned as an error, and `IncompleteError` if the
         scheduler is gone, or if a worker that the scheduler has lost does not end.
         """
@@ -169,7 +169,7 @@ class Dispatch(Generic[T]):
                 if one is None:  # it was lost
                     continue
                 self._silence = Interval(SILENCE_S)
-                yield one.task, self._ended(one) if message is None else Report(message)
+                yield one.task, self._ended(one) if message is None else WorkerReport(message)
 
     def _ended(self, one: _UnderWay[T]) -> object:
         """Return the outcome of a task that has ended."""

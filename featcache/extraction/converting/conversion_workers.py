@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from distributed import Client
 
-    from featcache.workers.dispatch import LostAttempt, Report
+    from featcache.workers.dispatch import LostAttempt, WorkerReport
 
 REPORT_EVERY_S = 1.0
 DEATHS_WITHOUT_PROGRESS = 20  # of workers, with no task done in between
@@ -105,7 +105,7 @@ def convert_on_workers(
                     deaths = 0
                     yield outcome
                 else:
-                    bar.update(TaskProgress(*cast("Report", outcome).message))
+                    bar.update(TaskProgress(*cast("WorkerReport", outcome).message))
 
 
 def _rest(conversion: Conversion, task: ConversionTask, lost: LostAttempt) -> ConversionTask:
