@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from featcache._checks import directory
+from featcache._progress import bar
 from featcache.container_files.lock import at_work
 from featcache.errors import CacheError, UnknownNameError, nearest
 from featcache.format.feature_sets import stored_sets, tags_of_sets
@@ -349,9 +350,13 @@ def open(
     if verify is not None:
         if verify == "arrays":
             cache.opened.check_collected("verify='arrays'")
-        with reading(place):
-            arrays, alone = verify == "arrays", version is not None
-            raise_damage(damage_of(cache.opened, arrays=arrays, alone=alone), WHAT_TO_DO)
+        arrays, alone = verify == "arrays", version is not None
+        with (
+            reading(place),
+            bar(f"verify {place.name}", cache.opened.container_bytes, shown=arrays) as shown,
+        ):
+            found = damage_of(cache.opened, arrays=arrays, alone=alone, tell=shown.update)
+            raise_damage(found, WHAT_TO_DO)
             tell_unequal_ends(place, cache.opened.manifest, cache.opened.index)
     return cache
 
