@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from featcache._checks import directory
+from featcache._progress import bar
 from featcache.container_files.lock import at_work
 from featcache.errors import CacheError, UnknownNameError, nearest
 from featcache.format.feature_sets import stored_sets, tags_of_sets
@@ -28,6 +29,7 @@ from featcache.reading.opening import (
 from featcache.reading.reader import FeatureReader
 from featcache.reading.verify import WHAT_TO_DO, raise_damage, tell_unequal_ends
 from featcache.tables.selection import Selection
+from featcache.tables.shown import cache_line, table_html
 from featcache.tables.table import FeatureTable
 
 if TYPE_CHECKING:
@@ -83,10 +85,17 @@ class Cache(FeatureTable):
         return open_with, (self.path, *how)
 
     def __repr__(self) -> str:
+        return f"<Cache {cache_line(self, self.path, self._state)}>"
+
+    def _repr_html_(self) -> str:
+        version = f", version {self.version!r}" if self.version else ""
+        return table_html(self, version, self._state)
+
+    @property
+    def _state(self) -> str:
+        """State in words: complete, or not and who is at work on it."""
         writer = "" if self.complete or self.version else at_work(self.path)
-        state = "complete" if self.complete else f"incomplete{writer and f', {writer}'}"
-        features = ", ".join(self.features)
-        return f"<Cache {str(self.path)!r}: {len(self)} utterances of {features}, {state}>"
+        return "complete" if self.complete else f"incomplete{writer and f', {writer}'}"
 
     def __enter__(self) -> Self:
         return self
@@ -341,9 +350,13 @@ def open(
     if verify is not None:
         if verify == "arrays":
             cache.opened.check_collected("verify='arrays'")
-        with reading(place):
-            arrays, alone = verify == "arrays", version is not None
-            raise_damage(damage_of(cache.opened, arrays=arrays, alone=alone), WHAT_TO_DO)
+        arrays, alone = verify == "arrays", version is not None
+        with (
+            reading(place),
+            bar(f"verify {place.name}", cache.opened.container_bytes, shown=arrays) as shown,
+        ):
+            found = damage_of(cache.opened, arrays=arrays, alone=alone, tell=shown.update)
+            raise_damage(found, WHAT_TO_DO)
             tell_unequal_ends(place, cache.opened.manifest, cache.opened.index)
     return cache
 

@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 
 from featcache._checks import directory, named_settings
+from featcache._progress import bar
 from featcache.adoptable import (
     CONVERT,
     RAW,
@@ -265,7 +266,9 @@ def adopt(
     if pattern is None and not overwrite:
         _refuse_again(path, chosen.name, feature)
     try:
-        found = chosen.index(place, what, options)
+        with bar(f"adopt {folder.name}", None, unit=" files") as shown:
+            place.tell = shown.update
+            found = chosen.index(place, what, options)
         adopted = _source_of(place, found.containers, chosen.name, is_folder=not what)
         check_found(found, adopted.sizes)
         check_shapes(place.name, found.ids, found.features, time_axis)

@@ -6,7 +6,7 @@ import io
 import os
 import stat
 import threading
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from functools import lru_cache
@@ -33,11 +33,13 @@ class LocalPlace:
 
     Attributes:
         root: the folder, without links on the way.
+        tell: called with 1 for each file that is opened for the first time.
     """
 
     def __init__(self, root: Path, only: str = "") -> None:
         self.name = str(root / only)
         self.root = os.path.realpath(root)
+        self.tell: Callable[[int], object] = lambda count: None
         self._seen: dict[str, tuple[int, int]] = {}  # size and time of change
         self._only = only
         self._lock = threading.Lock()
@@ -108,6 +110,8 @@ class LocalPlace:
             raise AdoptionError(f"{self._path(path)!r} is no regular file")
         with self._lock:
             found = (status.st_size, status.st_mtime_ns)
+            if path not in self._seen:
+                self.tell(1)
             if self._seen.setdefault(path, found) != found:
                 raise AdoptionError(
                     f"{self._path(path)!r} is being written; adopt it when it is finished"

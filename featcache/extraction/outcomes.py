@@ -8,10 +8,9 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, TypedDict, cast
+from typing import Any, NamedTuple, TypedDict, cast
 
-from tqdm import tqdm
-
+from featcache._progress import bar
 from featcache.container_files import write_durably
 
 # `Outcome`: the end of an executor's work.
@@ -115,15 +114,8 @@ class ProgressBar:
         self._done = [0, 0, 0]  # utterances, bytes, failed ones
         self._running: dict[int, TaskProgress] = {}
         self._known, self._started = known, time.monotonic()
-        self.bar = tqdm(
-            desc=description,
-            total=total,
-            initial=known,
-            unit="utt",
-            dynamic_ncols=True,
-            disable=not shown,
-            colour=colour,
-        )
+        how: dict[str, Any] = {"unit": "utt", "shown": shown, "delay_s": 0.0, "colour": colour}
+        self.bar = bar(description, total, initial=known, **how)
 
     def begin(self) -> None:
         """Count time from now on: workers may have waited in a queue before."""

@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -17,10 +18,10 @@ from torch.utils.data import Dataset
 from featcache._checks import directory
 from featcache._closing import close_after
 from featcache.declaration import Features, by_name
-from featcache.errors import CacheError, ConfigError, NotACacheError, StaleCacheError
+from featcache.errors import ConfigError, NotACacheError, StaleCacheError
 from featcache.format.feature_sets import set_of
 from featcache.format.files import as_id, check_id
-from featcache.format.manifest import read_manifest
+from featcache.format.manifest import NAME, read_manifest
 from featcache.lazy.arguments import Arguments, Call, ItemEntries
 from featcache.lazy.data_sets import (
     MadeFromItems,
@@ -30,6 +31,8 @@ from featcache.lazy.data_sets import (
 )
 from featcache.lazy.live_cache import ABSENT, MadeFrom, accept_if_same
 from featcache.lazy.share import FillPlan, Share
+from featcache.reading.opening import ago
+from featcache.tables.shown import boxed, escaped, tiles
 from featcache.writing.background import close_at_exit
 
 if TYPE_CHECKING:
@@ -112,23 +115,34 @@ class ReadThrough:
         call = Call(self._compute, self._arguments, id, args, kwargs)
         return (share or self._begun(call)).get(call)
 
+    @property
+    def _name(self) -> str:
+        return str(getattr(self, "__qualname__", type(self._compute).__name__))
+
     def __repr__(self) -> str:
-        name = getattr(self, "__qualname__", type(self._compute).__name__)
-        return f"<ReadThrough of {name}, {self.held()}>"
+        return f"<ReadThrough of {self._name} into {self.held()}>"
+
+    def _repr_html_(self) -> str:
+        head = f"<div><b>{escaped(self._name)}</b> into {escaped(self.path, 120)}</div>"
+        return boxed(head, tiles((figure, "") for figure in self._figures()))
 
     def held(self) -> str:
         """Return in words what the cache holds, and what this process has written beside it."""
-        path = self.path
-        try:
-            rows = read_manifest(set_of(path, self._plan.known_names[0])).rows
-            published = f"{rows} utterance{'' if rows == 1 else 's'} published"
-        except NotACacheError:
-            published = "no cache yet"
-        except CacheError as error:  # a repr must not fail
-            published = f"which cannot be read ({type(error).__name__})"
+        return f"{str(self.path)!r}: {', '.join(self._figures())}"
+
+    def _figures(self) -> list[str]:
         here = self._by_pid.get(_pid)
         written = 0 if here is None or here.share is None else here.share.written
-        return f"{str(path)!r}: {published}" + (f", {written} written here" if written else "")
+        computed = [f"{written:,} computed here"] if written else []
+        try:
+            directory = set_of(self.path, self._plan.known_names[0])
+            stored = f"{read_manifest(directory).rows:,} stored"
+            seconds = time.time() - (directory / NAME).stat().st_mtime
+        except NotACacheError:
+            return ["no cache yet", *computed]
+        except OSError as error:  # a repr must not fail
+            return [f"which cannot be read ({type(error).__name__})", *computed]
+        return [stored, f"{written:,} computed here", f"last published {ago(seconds)}"]
 
     def publish(self, *, complete: bool = False) -> None:
         """Show readers of the cache all that is stored, also what other processes sealed.

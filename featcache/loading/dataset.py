@@ -16,7 +16,7 @@ from featcache._checks import errors_about, whole_number
 from featcache.errors import ConfigError, WindowError, nearest
 from featcache.interface import Ints
 from featcache.loading.memory import Allocate, fresh, worker_memory
-from featcache.loading.padding import Batch, Item, pad, rows_of, torch_dtype
+from featcache.loading.padding import Batch, Item, ShownBatch, pad, rows_of, torch_dtype
 from featcache.reading.feature_arrays import memory_for
 from featcache.reading.opening import CachePath
 from featcache.tables.table import FeatureTable, Numbering, require_rows_of, within_table
@@ -244,7 +244,7 @@ class FeatureDataset(Dataset[Item]):
     @staticmethod
     def collate(batch: Batch | list[Item]) -> Batch:
         """Hand on a batch, and pad a list of items: the `collate_fn` of a DataLoader."""
-        return pad(batch) if isinstance(batch, list) else dict(batch)
+        return pad(batch) if isinstance(batch, list) else ShownBatch(batch)
 
     def plan(self, indices: Sequence[Index], epoch: int | None = None) -> BatchPlan:
         """Return the rows, frames and size of a batch, without reading any array.
@@ -295,7 +295,7 @@ class FeatureDataset(Dataset[Item]):
         return pad(list(self._items(plan)), allocate, self._listed)
 
     def _read(self, plan: BatchPlan, allocate: Allocate) -> Batch:
-        batch: Batch = {"id": [self.table.id(row) for row in plan.rows.tolist()]}
+        batch: Batch = ShownBatch(id=[self.table.id(row) for row in plan.rows.tolist()])
         for name, dtype in self._dtypes.items():
             stored = torch_dtype(self.table.dtype(name))
             shape, dims = plan.shapes[name], self.table.dims(name)

@@ -12,12 +12,50 @@ from featcache.declaration import dtype_name
 from featcache.errors import FeatureError
 from featcache.interface import Bytes
 from featcache.loading.memory import Allocate, fresh
+from featcache.tables.shown import MANY, boxed, grid
 
 # Padding: arrays of different lengths to one tensor.
 
 Item = dict[str, Any]
 Batch = dict[str, Any]
 NUMBERS = (torch.Tensor, np.ndarray, np.generic, bool, int, float)
+
+
+class ShownBatch(dict[str, Any]):
+    """A batch by name: tensors, and lists of ids; as text, a line of names, shapes and dtypes."""
+
+    def __repr__(self) -> str:
+        told = [f"{name} {_said(value)}" for name, value in self.items()]
+        return f"<batch: {'; '.join(told)}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, *_cells(value), self._padding(name)) for name, value in [*self.items()][:MANY]
+        ]
+        more = max(len(self) - MANY, 0)
+        return boxed(grid(("name", "shape", "dtype", "padding"), rows, more=more))
+
+    def _padding(self, name: str) -> str:
+        """Share of a padded tensor that no utterance fills."""
+        lengths, padded = self.get(f"{name}_lengths"), self.get(name)
+        if not (isinstance(lengths, torch.Tensor) and isinstance(padded, torch.Tensor)):
+            return ""
+        places = padded.shape[0] * padded.shape[1] if padded.ndim > 1 else 0
+        return f"{1 - int(lengths.sum()) / places:.0%}" if places else ""
+
+
+def _cells(value: object) -> tuple[str, str]:
+    if isinstance(value, torch.Tensor):
+        where = "" if value.device.type == "cpu" else f", {value.device}"
+        return str(tuple(value.shape)), str(value.dtype).removeprefix("torch.") + where
+    if isinstance(value, list):
+        return f"{len(value)}", "list"
+    return "", type(value).__name__
+
+
+def _said(value: object) -> str:
+    shape, dtype = _cells(value)
+    return f"{dtype} of {shape}" if isinstance(value, list) else f"{shape} {dtype}".strip()
 
 
 def pad(items: Sequence[Item], allocate: Allocate = fresh, listed: Container[str] = ()) -> Batch:
@@ -30,7 +68,7 @@ def pad(items: Sequence[Item], allocate: Allocate = fresh, listed: Container[str
     Raises `FeatureError` for items whose keys or shapes do not fit each other.
 
     >>> first = {"id": "a", "x": torch.ones(2), "x_lengths": 2}
-    >>> pad([first, {"id": "b", "x": torch.ones(1), "x_lengths": 1}])
+    >>> dict(pad([first, {"id": "b", "x": torch.ones(1), "x_lengths": 1}]))
     {'id': ['a', 'b'], 'x': tensor([[1., 1.],
             [1., 0.]]), 'x_lengths': tensor([2, 1])}
     """
@@ -41,7 +79,7 @@ def pad(items: Sequence[Item], allocate: Allocate = fresh, listed: Container[str
             raise FeatureError(
                 f"items {items[0].get('id')!r} and {item.get('id')!r} have different keys"
             )
-    batch: Batch = {}
+    batch: Batch = ShownBatch()
     for key in items[0]:
         values = [item[key] for item in items]
         name = key.removesuffix("_lengths")

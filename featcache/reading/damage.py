@@ -53,7 +53,9 @@ from featcache.interface import Ints
 from featcache.reading.containers import AdoptedFiles, Containers, Roots, roots_of
 from featcache.reading.verify import (
     PageDamage,
+    Tell,
     has_checksum,
+    nobody,
     pages_under,
     rows_on_pages,
     unless_damaged,
@@ -278,15 +280,22 @@ class PartReader:
         manifest: that of the generation.
         columns: those of its index; None where these cannot be read.
         roots: places of adopted sources that count in place of those that the cache knows.
+        tell: called with the bytes of containers that were read, again and again.
     """
 
     def __init__(
-        self, cache: Path, manifest: Manifest, columns: IndexColumns | None, roots: Roots
+        self,
+        cache: Path,
+        manifest: Manifest,
+        columns: IndexColumns | None,
+        roots: Roots,
+        tell: Tell = nobody,
     ) -> None:
         self._cache = cache
         self._manifest = manifest
         self._columns = columns
         self._roots = roots
+        self._tell = tell
         self._features: Mapping[str, FeatureStorageConfig] = manifest.declared
 
     def read(self, entry: PartEntry) -> PartDamage:
@@ -431,7 +440,7 @@ class PartReader:
             if not collected:
                 return _NONE
             more = np.arange(len(pages), page_count(os.fstat(descriptor).st_size))
-            return np.append(wrong_pages(file.fileno(), pages), more)
+            return np.append(wrong_pages(file.fileno(), pages, self._tell), more)
 
     def _damaged(self, told: Told, name: str, rows: Ints, wrong: Mapping[int, Ints] | None) -> Ints:
         """Return those of some rows of which a feature's array is damaged, ascending."""
@@ -501,14 +510,19 @@ class GenerationDamage:
 
     @classmethod
     def of(
-        cls, cache: Path, manifest: Manifest, parts: Sequence[PartEntry], roots: Roots
+        cls,
+        cache: Path,
+        manifest: Manifest,
+        parts: Sequence[PartEntry],
+        roots: Roots,
+        tell: Tell = nobody,
     ) -> GenerationDamage:
         """Compare a generation of some parts."""
         columns = None
         if manifest.index:
             names = list(manifest.features)
             columns = columns_of(cache, manifest.index, manifest.index_digest, names)
-        reader = PartReader(cache, manifest, columns, roots)
+        reader = PartReader(cache, manifest, columns, roots, tell)
         files = {**manifest.files, **manifest.building_files}
         wrong = [path for path, digest in files.items() if not _has_digest(cache, path, digest)]
         return cls(manifest, columns, [*map(reader.read, parts)], wrong)
@@ -552,7 +566,7 @@ class CacheDamage:
     left: list[str]
 
     @classmethod
-    def of(cls, cache: Path, manifest: Manifest, roots: Roots) -> CacheDamage:
+    def of(cls, cache: Path, manifest: Manifest, roots: Roots, tell: Tell = nobody) -> CacheDamage:
         """Compare all files of a cache with what was written."""
         sealed, strays = _sealed_now(cache, manifest)
         replaced = {*manifest.replaced}.union(*(part.header.replaces for part in sealed))
@@ -573,10 +587,11 @@ class CacheDamage:
                 named = ", ".join(repr(tag) for tag, each in manifest.tags.items() if each == name)
                 left.append(f"the generation of tag {named} cannot be read: {error}; or untag it")
                 continue
-            tagged[name] = GenerationDamage.of(cache, of_tag, of_tag.parts, roots)
+            tagged[name] = GenerationDamage.of(cache, of_tag, of_tag.parts, roots, tell)
             known.update(part.name for part in of_tag.parts)
         strays = [name for name in strays if name not in known]
-        current = GenerationDamage.of(cache, manifest, [*manifest.parts, *new], roots)
+        parts = [*manifest.parts, *new]
+        current = GenerationDamage.of(cache, manifest, parts, roots, tell)
         return cls(cache, current, tagged, manifests, replaced, strays, left)
 
     @property

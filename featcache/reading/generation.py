@@ -204,6 +204,12 @@ class Generation:
             path, contents, first.containers, None, first.settings, sets=sets, refused=refused
         )
 
+    @property
+    def container_bytes(self) -> int:
+        """Bytes of all its containers, those of all sets together."""
+        opened = self.sets.values() or (self,)
+        return sum(int(each.index.containers.sizes.sum()) for each in opened)
+
     def check_collected(self, needs: str) -> None:
         """Raise `CacheError` where checksums or statistics of adopted parts are not there yet."""
         manifests = [each.manifest for each in self.sets.values() or (self,)]

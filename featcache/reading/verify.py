@@ -199,6 +199,7 @@ def wrong_pages(descriptor: int, pages: Pages, tell: Tell = nobody) -> Ints:
     Those that it lacks, and those that the disk cannot read, are among them.
     """
     wrong: list[int] = []
+    size = os.fstat(descriptor).st_size
     for first in range(0, len(pages), _PAGES_AT_ONCE):
         expected = pages[first : first + _PAGES_AT_ONCE]
         with unless_damaged():
@@ -206,7 +207,7 @@ def wrong_pages(descriptor: int, pages: Pages, tell: Tell = nobody) -> Ints:
             differ = np.ones(len(expected), bool)
             differ[: len(found)] = found[: len(expected)] != expected[: len(found)]
             wrong += (first + np.flatnonzero(differ)).tolist()
-            tell(len(found) * PAGE_BYTES)
+            tell(min(len(found) * PAGE_BYTES, size - first * PAGE_BYTES))
             continue
         numbers = range(first, first + len(expected))  # one of them cannot be read: each by itself
         wrong += [at for at in numbers if not _is_page(descriptor, at, int(pages[at]))]

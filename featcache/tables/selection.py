@@ -130,8 +130,8 @@ class Selection:
     def said(self) -> str:
         """The number of rows in words: of how many they are, and whether they are segments."""
         cut = "" if self.cuts is None else " segments"
-        of = "" if self.row_map is None else f"{cut} of {len(self.blocks)}"
-        return f"{len(self)}{of} utterances"
+        of = "" if self.row_map is None else f"{cut} of {len(self.blocks):,}"
+        return f"{len(self):,}{of} utterances"
 
     def cut(self, segments: Segments) -> Selection:
         """Return the selection of segments of the rows, which are whole utterances."""

@@ -31,6 +31,7 @@ from featcache.tables.columns import (
     split_rows,
     what_keeps_nothing,
 )
+from featcache.tables.plots import plot_lengths, plot_stats, plot_utterance
 from featcache.tables.segments import SegmentSource, segments_of
 from featcache.tables.selection import (
     Ids,
@@ -39,15 +40,18 @@ from featcache.tables.selection import (
     chosen_rows,
     rows_of_keys,
 )
+from featcache.tables.shown import shortened, table_html, view_line
 from featcache.tables.times import Align, Alignment
 
 if TYPE_CHECKING:
     import pandas
     import pyarrow
+    from matplotlib.axes import Axes
 
 
 # The utterances of one or several caches, or some of them, as numbered rows.
 
+MOST_COMPLETED = 1000  # ids that are offered where one types a key
 _log = logging.getLogger("featcache")
 
 
@@ -64,12 +68,14 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
 
     Attributes:
         selection: the rows and the caches below, for what is built on tables.
+        made: the calls that made it of a cache, in words; "" for all rows.
     """
 
     # Each method looks at `selection` once: that of a cache changes when a thread edits it
 
-    def __init__(self, selection: Selection) -> None:
+    def __init__(self, selection: Selection, made: str = "") -> None:
         self.selection = selection
+        self.made = made
 
     @classmethod
     def of(cls, source: FeatureTable | CachePath) -> FeatureTable:
@@ -85,7 +91,14 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         return FeatureTable(Selection.of(open_generation(path, Expectation.of(None))))
 
     def __repr__(self) -> str:
-        return f"<FeatureTable: {self.selection.said} of {', '.join(self.features)}>"
+        made = f"; {shortened(self.made, 100)}" if self.made else ""
+        return f"<FeatureTable: {view_line(self)}{made}>"
+
+    def _repr_html_(self) -> str:
+        return table_html(self)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self.ids[:MOST_COMPLETED])
 
     def __len__(self) -> int:
         return len(self.selection)
@@ -284,7 +297,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         one that comes twice.
         """
         table = self.table
-        return _view(table, chosen_rows(table.selection, keys))
+        return _view(table, chosen_rows(table.selection, keys), "select(...)")
 
     def filter(
         self, where: Callable[[Mapping[str, Value]], object] | None = None, **conditions: object
@@ -302,11 +315,12 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         """
         table = self.table
         rows = rows_that_meet(table, conditions, where)
+        said = [f"{name}={condition!r:.80}" for name, condition in conditions.items()]
+        said += [f"where={where!r:.80}"] if where is not None else []
+        made = f"filter({', '.join(said)})"
         if not len(rows) and len(table):
-            said = [f"{name}={condition!r:.80}" for name, condition in conditions.items()]
-            said += [f"where={where!r:.80}"] if where is not None else []
-            _tell_nothing(table, f"filter({', '.join(said)}) keeps", what_keeps_nothing(conditions))
-        return _view(table, rows)
+            _tell_nothing(table, f"{made} keeps", what_keeps_nothing(conditions))
+        return _view(table, rows, made)
 
     def sample(self, amount: float, *, seed: int = 0) -> FeatureTable:
         """Return a view of a share of the utterances, 0.1, or of a number of them, 500, at random.
@@ -317,7 +331,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         rows = sampled_rows(table, amount, seed)
         if not len(rows) and len(table):
             _tell_nothing(table, f"sample({amount!r}) draws", "draw more")
-        return _view(table, rows)
+        return _view(table, rows, f"sample({amount!r})")
 
     def split(
         self, shares: Mapping[str, float], *, by: str | None = None, seed: int = 0
@@ -333,7 +347,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         """
         table = self.table
         parts = split_rows(table, shares, by, seed)
-        return {name: _view(table, rows) for name, rows in parts.items()}
+        return {name: _view(table, rows, f"split(...)[{name!r}]") for name, rows in parts.items()}
 
     def sort(self, by: str, *, descending: bool = False) -> FeatureTable:
         """Return the view in the order of "id", of the frames of a feature or of an annotation.
@@ -341,7 +355,8 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         Utterances of one value stay in their order; those without one come last.
         """
         table = self.table
-        return _view(table, order_by(Columns(table)[by], by, descending=descending))
+        rows = order_by(Columns(table)[by], by, descending=descending)
+        return _view(table, rows, f"sort({by!r}{', descending=True' * descending})")
 
     def segments(
         self, source: SegmentSource, *, align: Align = "trim", tolerance_frames: int = FEW_FRAMES
@@ -366,7 +381,35 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         segments = segments_of(table, source, Alignment(align, tolerance_frames))
         if not len(segments.rows) and len(table):
             _tell_nothing(table, f"segments({source!r:.80}) cuts", "see what should list them")
-        return FeatureTable(table.selection.cut(segments))
+        made = _trail(table, f"segments({source!r:.80})")
+        return FeatureTable(table.selection.cut(segments), made)
+
+    def plot(self, id: str, *, feature: str | None = None, ax: Axes | None = None) -> Axes:
+        """Plot an array of an utterance with matplotlib, and return the axes.
+
+        Args:
+            id: the utterance.
+            feature: which; None: the first.
+            ax: axes to plot into; None makes a figure.
+
+        Raises `MissingDependencyError` without matplotlib, `KeyNotFoundError` for an unknown id.
+        """
+        return plot_utterance(self.table, id, feature or self._first(), ax)
+
+    def plot_lengths(
+        self, feature: str | None = None, *, buckets: int = 8, ax: Axes | None = None
+    ) -> Axes:
+        """Plot a histogram of frames with the borders of buckets, and say how much they pad."""
+        return plot_lengths(self.table, feature or self._first(), buckets, ax)
+
+    def plot_stats(self, feature: str | None = None, *, ax: Axes | None = None) -> Axes:
+        """Plot mean and deviation of each dimension; constant ones are marked."""
+        return plot_stats(self.table, feature or self._first(), ax)
+
+    def _first(self) -> str:
+        """Name of the first feature with a time axis, or of the first one."""
+        named = (name for name in self.features if self.has_frames(name))
+        return next(named, self.features[0])
 
     def to_arrow(self) -> pyarrow.Table:
         """Return a `pyarrow.Table` of ids, frames of the features and annotations.
@@ -385,8 +428,12 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         return self.selection.digest
 
 
-def _view(table: FeatureTable, rows: Ints) -> FeatureTable:
-    return FeatureTable(table.selection.take(rows))
+def _view(table: FeatureTable, rows: Ints, made: str) -> FeatureTable:
+    return FeatureTable(table.selection.take(rows), _trail(table, made))
+
+
+def _trail(table: FeatureTable, made: str) -> str:
+    return f"{table.made}.{made}" if table.made else made
 
 
 def _tell_nothing(table: FeatureTable, what: str, advice: str) -> None:

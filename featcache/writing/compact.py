@@ -9,12 +9,13 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from featcache._progress import bar
 from featcache.container_files import Pages, sync_directory
 from featcache.container_files.lock import FILES as LOCK_FILES
 from featcache.container_files.lock import WriterLock, is_locked
@@ -242,9 +243,15 @@ def check_space(cache: Path, parts: Iterable[Sized], manifest: Manifest) -> None
 
 
 def rewrite(
-    cache: Path, features: Declarations, manifest: Manifest, parts: Sequence[SealedPart]
+    cache: Path,
+    features: Declarations,
+    manifest: Manifest,
+    parts: Sequence[SealedPart],
+    tell: Callable[[int, int], object] = lambda utterances, nbytes: None,
 ) -> None:
     """Copy what counts of parts of one shape into a new part, and seal that.
+
+    `tell` is called with numbers of utterances and bytes.
 
     Only the holder of the cache's lock may call this. Raises `CorruptCacheError` for an array that
     is not what was written; then nothing has changed.
@@ -258,7 +265,7 @@ def rewrite(
             yield CopySource(arrays, annotated, live_rows(cache, part))
 
     stats = merged_stats(cache, parts, manifest)
-    copy_rows(cache, features, _header(parts, manifest), sources(), stats)
+    copy_rows(cache, features, _header(parts, manifest), sources(), stats, tell=tell)
 
 
 def _header(parts: Sequence[SealedPart], manifest: Manifest) -> Header:
@@ -329,12 +336,13 @@ def compact(held: HeldCache, features: Declarations) -> None:
     copied = [each for each in itertools.chain(*groups) if not each.is_adopted]
     check_space(cache, copied, manifest)
     emptied = [each.part.entry.name for group in groups for each in group if not each.rows]
-    for group in groups:
-        filled = [each.part for each in group if each.rows]
-        if filled and group[0].is_adopted:
-            seal_again(cache, filled[0], manifest)
-        elif filled:
-            rewrite(cache, features, manifest, filled)
+    with bar(f"compact {cache.name}", sum(each.nbytes for each in copied)) as shown:
+        for group in groups:
+            filled = [each.part for each in group if each.rows]
+            if filled and group[0].is_adopted:
+                seal_again(cache, filled[0], manifest)
+            elif filled:
+                rewrite(cache, features, manifest, filled, lambda _, nbytes: shown.update(nbytes))
     left = any((cache / PARTS / name).exists() for name in manifest.replaced)
     if groups or in_the_way or left or manifest.previous is not None:
         moved = current if _has_deleted(manifest) else ()

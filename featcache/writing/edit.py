@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from featcache._checks import are_listed
+from featcache._progress import bar
 from featcache.container_files import PAGE_BYTES, Pages, write_durably
 from featcache.errors import (
     CacheError,
@@ -192,11 +193,7 @@ class _ReadAhead:
         self._descriptor = -1  # of the container that is being read, the next one of `pages`
         self._read_pages: list[Pages] = []  # of it
         self._done = 0
-        from tqdm import tqdm  # here, since every `featcache.open` imports this module
-
-        self.bar = tqdm(
-            total=sum(self._sizes), unit="B", unit_scale=True, desc="collect", disable=None
-        )
+        self.bar = bar("collect", sum(self._sizes))
 
     def come_to(self, container: int, end: int) -> None:
         """Read at least up to a byte of a container."""

@@ -11,13 +11,14 @@ import os
 import secrets
 import shutil
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 
 import numpy as np
 
+from featcache._progress import bar
 from featcache.container_files import Pages, sync_directory, sync_file
 from featcache.container_files.lock import is_locked
 from featcache.errors import CorruptCacheError, counted
@@ -57,7 +58,7 @@ from featcache.reading.damage import (
     Told,
 )
 from featcache.reading.feature_arrays import OpenedPart
-from featcache.reading.verify import PageDamage
+from featcache.reading.verify import PageDamage, Tell
 from featcache.writing.changes import Changes, stats_of
 from featcache.writing.compact import UNCHANGED, seal_adopted
 from featcache.writing.copies import CopySource, StoredArrays, copy_rows
@@ -125,14 +126,16 @@ def repair(cache: Path, roots: Roots = NO_ROOTS, *, dry_run: bool = False) -> Re
     """Repair a cache, as `Cache.repair` says, also one that cannot be opened."""
     with ExitStack() as stack:
         if dry_run:
-            with reading(cache):
-                found = [_damage_of(each, roots) for each in every_directory(cache)]
+            with reading(cache), _looking(cache) as tell:
+                found = [_damage_of(each, roots, tell) for each in every_directory(cache)]
                 return _outcome(cache, found, done=False)
         places = [stack.enter_context(held_to_edit(each)) for each in every_directory(cache)]
         for held in places:
             _check_idle(held)
         with explained(cache, lambda: "the cache is as it was"):
-            works = [_Work(held, _damage_of(held.path, roots), roots) for held in places]
+            with _looking(cache) as tell:
+                found = [_damage_of(held.path, roots, tell) for held in places]
+            works = [_Work(*each, roots) for each in zip(places, found, strict=True)]
             outcome = _outcome(cache, [work.damage for work in works], done=True)
             needed = [work for work in works if not work.damage.is_whole]
             write_together(cache, {work.held: work.prepared() for work in needed})
@@ -142,10 +145,19 @@ def repair(cache: Path, roots: Roots = NO_ROOTS, *, dry_run: bool = False) -> Re
         return replace(outcome, annotations=tuple(annotations))
 
 
-def _damage_of(directory: Path, roots: Roots) -> CacheDamage:
+def _damage_of(directory: Path, roots: Roots, tell: Tell) -> CacheDamage:
     manifest = read_manifest(directory)
     check_not_overwritten(directory, manifest)
-    return CacheDamage.of(directory, manifest, roots)
+    return CacheDamage.of(directory, manifest, roots, tell)
+
+
+@contextmanager
+def _looking(cache: Path) -> Iterator[Tell]:
+    """Show how much of a cache is read."""
+    parts = (part for each in every_directory(cache) for part in part_directories(each))
+    files = (file for part in parts for file in part.rglob("*") if file.is_file())
+    with bar(f"look at {cache.name}", sum(file.stat().st_size for file in files)) as shown:
+        yield shown.update
 
 
 def _check_idle(held: HeldCache) -> None:
@@ -425,7 +437,14 @@ class _Work:
         stats = None
         if not (part.lost or part.files or left_out) and part.sealed is not None:
             stats = merged_stats(cache, [part.sealed], manifest)
-        sealed, _ = copy_rows(cache, features, header, sources, stats)
+        columns = [each for rows in found for each in rows.index.features.values()]
+        total = sum(int(each.nbytes.sum()) for each in columns)
+        with bar(f"copy {part.entry.name}", total) as shown:
+
+            def tell(utterances: int, nbytes: int) -> None:
+                shown.update(nbytes)
+
+            sealed, _ = copy_rows(cache, features, header, sources, stats, tell=tell)
         self.held.take(sealed)
         return [sealed]
 

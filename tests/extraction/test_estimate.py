@@ -72,7 +72,7 @@ def test_short_tokens_are_within_3_percent_too(tmp_path: Path) -> None:
 
 def test_the_table_tells_what_is_declared_and_what_loses(tmp_path: Path) -> None:
     make_source(tmp_path / "a", ["fbank", "units"])
-    text = repr(featcache.inspect.estimate(tmp_path / "a", ["fbank"]))
+    text = str(featcache.inspect.estimate(tmp_path / "a", ["fbank"]))
     assert "40 utterances, frames: " in text
     assert sum(line.endswith("as declared") for line in text.splitlines()) == 1
     assert [line for line in text.splitlines() if "lilcom" in line and line.endswith("lossy")]

@@ -50,10 +50,13 @@ def test_it_says_what_the_cache_holds(tmp_path: Path) -> None:
     path = repr(str(tmp_path / "cache"))
     assert repr(cached) == f"<ReadThroughDataset of Waves, 10 items, {path}: no cache yet>"
     cached[3], cached[4]
-    assert repr(cached).endswith(f"{path}: 0 utterances published, 2 written here>")
+    recently = "last published less than a minute ago>"
+    assert repr(cached).endswith(f"{path}: 0 stored, 2 computed here, {recently}")
     cached.close()
-    assert repr(cached).endswith(f"{path}: 2 utterances published>")
-    assert repr(featcache.through(tmp_path / "cache", len)).startswith("<ReadThrough of len, ")
+    assert repr(cached).endswith(f"{path}: 2 stored, 0 computed here, {recently}")
+    function = featcache.through(tmp_path / "cache", len)
+    assert repr(function).startswith(f"<ReadThrough of len into {path}: 2 stored")
+    assert "<b>2 stored</b>" in function._repr_html_()
     (tmp_path / "cache" / "featcache.json").write_text("no manifest")
     assert repr(cached).endswith(f"{path}: which cannot be read (CorruptCacheError)>")
 

@@ -74,7 +74,8 @@ def test_a_loader_of_nothing_is_told(table: FeatureTable, caplog: pytest.LogCapt
         caplog.clear()
         assert len(load()) == 0
         (message,) = caplog.messages
-        assert "0 of 20 utterances of f> has no utterances" in message
+        assert "0 of 20 utterances of " in message
+        assert "> has no utterances" in message
 
 
 def test_a_segment_without_frames_is_refused_by_name(table: FeatureTable, tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ from featcache.extraction.estimating.estimate import (
     Forecast,
     forecast,
     raw_of,
-    said_bytes,
     sample_of,
 )
 from featcache.extraction.outcomes import ProgressBar
@@ -40,6 +39,7 @@ from featcache.interface import Ints
 from featcache.reading.opening import CachePath
 from featcache.store import Cache
 from featcache.store import open as open_cache
+from featcache.tables.shown import said_bytes
 from featcache.tables.table import FeatureTable
 from featcache.workers.config import ParallelConfig, config_or_client
 from featcache.writing import part_writer

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from featcache._checks import whole_number
 from featcache.adoption.adopt import as_cache, foreign_source
 from featcache.declaration import Features, FeatureStorageConfig
-from featcache.errors import ConfigError, FeatureError, MissingDependencyError
+from featcache.errors import ConfigError, FeatureError, MissingDependencyError, counted
 from featcache.extraction.converting.read_back import declared_as
 from featcache.extraction.table_rows import TableRow, TableRows, table_of
 from featcache.interface import Ints, storage_dtype
 from featcache.reading.generation import Generation
 from featcache.reading.opening import CachePath
 from featcache.registry import backend_names, get_backend
+from featcache.tables.shown import boxed, grid, said_bytes, tiles
 from featcache.tables.table import FeatureTable
 from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.part_writer import PartWriter
@@ -179,19 +180,11 @@ def raw_of(
     }
 
 
-def said_bytes(nbytes: float) -> str:
-    """Return a number of bytes in the unit that fits.
-
-    >>> said_bytes(1.5e9), said_bytes(20_000)
-    ('1.5 GB', '20 kB')
-    """
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes:.0f} bytes"
-
-
 # `Estimate`: a table of the ways to store features, with the bytes and hours of each.
+
+
+_HEAD = ("feature", "backend", "codec", "dtype", "size", "time", "")
+MOST_SHOWN = 20  # ways in HTML
 
 
 @dataclass(frozen=True)
@@ -227,22 +220,49 @@ class Estimate:
     rows: tuple[StorageEstimate, ...]
 
     def __repr__(self) -> str:
-        frames = ", ".join(f"{count:,} of {name}" for name, count in self.frames.items())
-        head = (
-            f"{self.utterances:,} utterances, frames: {frames}\n"
-            f"as declared: {said_bytes(self.nbytes)}, {said_hours(self.hours)} in one process"
+        smallest = min(self.rows, key=lambda row: row.nbytes, default=None)
+        least = f"; least {said_bytes(smallest.nbytes)}" if smallest is not None else ""
+        way = f" of {smallest.feature} in {smallest.backend} {smallest.codec}" if smallest else ""
+        return (
+            f"<Estimate: {counted(self.utterances, 'utterance')}, as declared "
+            f"{said_bytes(self.nbytes)}, {said_hours(self.hours)}{least}{way}>"
         )
-        table = [("feature", "backend", "codec", "dtype", "size", "time", "")]
-        for row in self.rows:
-            what = "as declared" if row.declared else "" if row.lossless else "lossy"
-            size, time = said_bytes(row.nbytes), said_hours(row.hours)
-            table.append((row.feature, row.backend, row.codec, row.dtype, size, time, what))
+
+    def __str__(self) -> str:
+        table = [_HEAD, *self._cells()]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = (
             "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
             for cells in table
         )
-        return "\n".join([head, *lines])
+        return "\n".join([*self._told(), *lines])
+
+    def _repr_html_(self) -> str:
+        declared = [number for number, row in enumerate(self.rows) if row.declared]
+        rows = [*self._cells()]
+        most = rows[:MOST_SHOWN]
+        figures = [
+            (f"{self.utterances:,}", "utterances"),
+            (said_bytes(self.nbytes), "as declared"),
+            (said_hours(self.hours), "in one process"),
+        ]
+        return boxed(
+            tiles(figures),
+            grid(_HEAD, most, bold=declared, more=len(rows) - len(most)),
+        )
+
+    def _told(self) -> list[str]:
+        frames = ", ".join(f"{count:,} of {name}" for name, count in self.frames.items())
+        return [
+            f"{self.utterances:,} utterances, frames: {frames}",
+            f"as declared: {said_bytes(self.nbytes)}, {said_hours(self.hours)} in one process",
+        ]
+
+    def _cells(self) -> Iterator[tuple[str, ...]]:
+        for row in self.rows:
+            what = "as declared" if row.declared else "" if row.lossless else "lossy"
+            size, time = said_bytes(row.nbytes), said_hours(row.hours)
+            yield row.feature, row.backend, row.codec, row.dtype, size, time, what
 
 
 def said_hours(hours: float) -> str:

@@ -1,0 +1,56 @@
+"""Progress of long work: one bar for all of it, in a terminal, a notebook, or the log of a job."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+LINE_S = 60.0  # between the lines of a log
+DELAY_S = 1.0  # shorter work shows nothing
+
+
+def bar(
+    what: str,
+    total: int | None,
+    *,
+    unit: str = "B",
+    initial: int = 0,
+    shown: bool = True,
+    delay_s: float = DELAY_S,
+    colour: str | None = None,
+) -> tqdm[Any]:
+    """Return a bar, a context manager: a line that changes, or a line a minute without a terminal.
+
+    Args:
+        what: the work, in a few words.
+        total: how much of it there is; None: nobody knows.
+        unit: of that; bytes are counted by the thousand.
+        initial: how much was done before.
+        shown: whether it is shown at all.
+        delay_s: shown after so many seconds.
+        colour: of the bar; None: the terminal's.
+    """
+    from tqdm import tqdm
+
+    how: dict[str, Any] = {"dynamic_ncols": True}
+    if not _redraws():
+        how = {"mininterval": LINE_S, "maxinterval": LINE_S, "bar_format": "{l_bar}{r_bar}\n"}
+    return tqdm(
+        desc=what,
+        total=total,
+        initial=initial,
+        unit=unit,
+        unit_scale=unit == "B",
+        disable=not shown,
+        delay=delay_s,
+        colour=colour,
+        **how,
+    )
+
+
+def _redraws() -> bool:
+    """Whether a line can be written over, as in terminals and notebooks."""
+    return "ipykernel" in sys.modules or bool(sys.stderr and sys.stderr.isatty())

@@ -1,0 +1,282 @@
+"""Tables, as one line and as HTML for notebooks: short, without script, and nothing is read for it.
+
+Ids, paths and annotations are strangers': they are escaped, and cut where they are long.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from featcache.declaration import DeclaredFeature
+from featcache.errors import FeatcacheError, counted
+from featcache.interface import Ints
+from featcache.reading.generation import Generation
+
+if TYPE_CHECKING:
+    from featcache.tables.table import FeatureTable
+
+# Numbers in words.
+
+
+def said_bytes(nbytes: float) -> str:
+    """Return a number of bytes in the unit that fits.
+
+    >>> said_bytes(1.5e9), said_bytes(20_000)
+    ('1.5 GB', '20 kB')
+    """
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes:.0f} bytes"
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """Return text, its middle cut out where it is long.
+
+    >>> shortened("a/very/long/path", 11)
+    'a/ver.../path'
+    """
+    half = most // 2
+    return text if len(text) <= most + 2 else f"{text[:half]}...{text[-half:]}"
+
+
+# What a table holds, as far as it is known without a long read.
+
+MOST_COUNTED = 1_000_000  # rows whose lengths are added up, or drawn
+FEW = 3  # features that a line names
+MANY = 20  # and a table
+
+
+def lengths_known(table: FeatureTable, feature: str) -> Ints | None:
+    """Return the frames of the rows of a feature, the first million; None where there are none."""
+    try:
+        if not table.has_frames(feature):
+            return None
+        if len(table) <= MOST_COUNTED:
+            return table.lengths(feature)
+        return table.lengths(feature, rows=np.arange(MOST_COUNTED))
+    except FeatcacheError:  # told when it is read; a repr must not fail
+        return None
+
+
+def whole_of(table: FeatureTable) -> Generation | None:
+    """Return the generation that a table is all of, in its own order; None if it is a view."""
+    selection = table.selection
+    blocks = selection.blocks.blocks
+    alone = selection.row_map is None and selection.cuts is None and len(blocks) == 1
+    return blocks[0].members[0].opened if alone and len(blocks[0].members) == 1 else None
+
+
+def frames_known(table: FeatureTable, feature: str) -> int | None:
+    """Return the frames of all rows; None where that is not known at once."""
+    generation = whole_of(table)
+    if generation is not None and not generation.sets and feature in generation.index.stats:
+        return generation.index.stats[feature].count
+    if len(table) > MOST_COUNTED:
+        return None
+    lengths = lengths_known(table, feature)
+    return None if lengths is None else int(lengths.sum())
+
+
+def hours_known(table: FeatureTable) -> float | None:
+    """Return the hours of the first feature that says how long its frames are."""
+    for name in table.features:
+        with suppress(FeatcacheError):  # joined caches may say different things
+            times = table.selection.blocks.frame_times(name)
+            frames = None if times is None else frames_known(table, name)
+            if times is not None and frames is not None:
+                return frames * times.frame_s / 3600
+    return None
+
+
+def bytes_known(table: FeatureTable) -> int | None:
+    """Return the bytes of the arrays of a whole cache; None of a view, and of very many rows."""
+    generation = whole_of(table)
+    if generation is None or len(table) > MOST_COUNTED:
+        return None
+    return sum(int(columns.nbytes.sum()) for columns in generation.index.features.values())
+
+
+def shape_of(table: FeatureTable, feature: str) -> str:
+    """Return the shape of an array of a feature, as text: `(frames, 80)`."""
+    opened = table.selection.blocks.blocks[0].features[feature].opened
+    if feature not in opened.manifest.dims:  # nothing is stored yet
+        return "(...)"
+    sizes = ["frames"] * table.has_frames(feature) + [*map(str, table.dims(feature))]
+    return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
+
+
+def features_line(table: FeatureTable) -> str:
+    """Return shape, dtype and backend of the features, the first of many."""
+    told = [
+        f"{name} {shape_of(table, name)} {table.dtype(name)} {_declared(table, name)['backend']}"
+        for name in table.features[:FEW]
+    ]
+    more = len(table.features) - len(told)
+    return ", ".join([*told, f"and {more} more"] if more else told)
+
+
+def _declared(table: FeatureTable, feature: str) -> DeclaredFeature:
+    opened = table.selection.blocks.blocks[0].features[feature].opened
+    return opened.manifest.features[feature]
+
+
+def view_line(table: FeatureTable) -> str:
+    """Return what a table is of its caches: rows, frames, share of all."""
+    selection, paths = table.selection, table.paths
+    first = repr(shortened(str(paths[0]), 100)) + (
+        f" and {len(paths) - 1} more" if paths[1:] else ""
+    )
+    text = f"{selection.said} of {first}"
+    timed = next((name for name in table.features if table.has_frames(name)), None)
+    frames = None if timed is None else frames_known(table, timed)
+    if timed is None or frames is None or not len(table):
+        return text
+    text += f", {counted(frames, 'frame')}"
+    if selection.row_map is None or len(selection.blocks) > MOST_COUNTED:
+        return text
+    of_all = int(selection.blocks.lengths(timed).sum())
+    return f"{text}, {frames / of_all:.0%} of all" if of_all else text
+
+
+# HTML, inside of whatever page: colours are those of the page, so dark ones work.
+
+_QUIET = "opacity:.65"
+WIDTH, HEIGHT = 320, 60
+BINS = 40
+
+
+def escaped(text: object, most: int = 60) -> str:
+    """Return text as HTML has it, cut where it is long; control characters are shown."""
+    shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in str(text))
+    return html.escape(shortened(shown, most))
+
+
+def boxed(*pieces: str) -> str:
+    """Return pieces of HTML as one."""
+    return (
+        '<div style="font:13px/1.5 system-ui,sans-serif;color:currentColor;max-width:60em">'
+        f"{''.join(pieces)}</div>"
+    )
+
+
+def tiles(pairs: Iterable[tuple[str, str]]) -> str:
+    """Return a row of figures, each with its words."""
+    spans = (
+        f'<span style="white-space:nowrap"><b>{escaped(figure)}</b> {escaped(words)}</span>'
+        for figure, words in pairs
+    )
+    return f'<div style="display:flex;flex-wrap:wrap;gap:2px 18px">{"".join(spans)}</div>'
+
+
+def grid(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, bold: Iterable[int] = (), more: int = 0
+) -> str:
+    """Return a table; columns of numbers are set to the right, some rows in bold."""
+    loud = {*bold}
+    sides = [
+        "right" if rows and all(_is_number(row[column]) for row in rows) else "left"
+        for column in range(len(head))
+    ]
+    lines = [_line(head, sides, "i")]
+    lines += [_line(row, sides, "b" if at in loud else "") for at, row in enumerate(rows)]
+    rest = f'<div style="{_QUIET}">and {more:,} more</div>' if more else ""
+    style = "margin:4px 0;color:inherit;font:inherit"
+    return f'<table cellpadding="3" style="{style}">{"".join(lines)}</table>{rest}'
+
+
+def _line(cells: Sequence[str], sides: Sequence[str], tag: str) -> str:
+    first, last = (f"<{tag}>", f"</{tag}>") if tag else ("", "")
+    inner = (
+        f'<td align="{side}">{first}{escaped(cell)}{last}</td>'  # shorter than a style in each
+        for cell, side in zip(cells, sides, strict=True)
+    )
+    return f"<tr>{''.join(inner)}</tr>"
+
+
+def _is_number(text: str) -> bool:
+    return text == "-" or text[:1].isdigit()
+
+
+def histogram(lengths: Ints, of: int, feature: str) -> str:
+    """Return a histogram of lengths; it says beside it if these are not all."""
+    if not len(lengths):
+        return ""
+    least, most = int(lengths.min()), int(lengths.max())
+    width = -(-(most - least + 1) // BINS)  # whole, or bins would hold more lengths than others
+    counts = np.bincount((lengths - least) // width)
+    bins = len(counts)
+    step, tallest = WIDTH / bins, max(int(counts.max()), 1)
+    heights = np.maximum(counts / tallest * HEIGHT, counts > 0).tolist()
+    path = "".join(
+        f"M{at * step:.1f} {HEIGHT}v-{height:.1f}h{step * 0.9:.1f}V{HEIGHT}z"
+        for at, height in enumerate(heights)
+        if height
+    )
+    middle = int(np.median(lengths))
+    words = f"{least:,} to {most:,} frames of {feature}, half of them up to {middle:,}"
+    if len(lengths) < of:
+        words += f"; of the first {len(lengths):,} of {of:,} utterances"
+    return (
+        f'<svg width="{WIDTH}" height="{HEIGHT}" role="img" aria-label="{escaped(words, 200)}">'
+        f'<path d="{path}" fill="currentColor" fill-opacity=".6"/></svg>'
+        f'<div style="{_QUIET}">{escaped(words, 200)}</div>'
+    )
+
+
+def table_html(table: FeatureTable, version: str = "", state: str = "") -> str:
+    """Return a table of utterances as HTML: figures, features, lengths, annotations."""
+    head = f"<b>{escaped(', '.join(map(str, table.paths)), 120)}</b>{escaped(version)}"
+    made = f'<div style="{_QUIET}">{escaped(table.made, 120)}</div>' if table.made else ""
+    names = table.features[:MANY]
+    rows = [_feature_row(table, name) for name in names]
+    columns = ["feature", "frames", "dims", "dtype", "backend", "codec"]
+    timed = next((name for name in table.features if table.has_frames(name)), None)
+    lengths = None if timed is None else lengths_known(table, timed)
+    notes = [escaped(name, 30) for name in table.annotations[:MANY]]
+    notes += ["..."] if len(table.annotations) > MANY else []
+    said = f'<div style="{_QUIET}">annotations: {", ".join(notes)}</div>' if notes else ""
+    return boxed(
+        f"<div>{head}</div>",
+        made,
+        tiles(_figures(table, state)),
+        grid(columns, rows, more=len(table.features) - len(names)),
+        "" if lengths is None or timed is None else histogram(lengths, len(table), timed),
+        said,
+    )
+
+
+def _feature_row(table: FeatureTable, name: str) -> list[str]:
+    frames, declared = frames_known(table, name), _declared(table, name)
+    dims = shape_of(table, name).strip("()").rstrip(",").removeprefix("frames").strip(", ")
+    count = "-" if frames is None or not table.has_frames(name) else f"{frames:,}"
+    return [name, count, dims or "-", table.dtype(name), declared["backend"], declared["codec"]]
+
+
+def _figures(table: FeatureTable, state: str) -> Iterator[tuple[str, str]]:
+    selection = table.selection
+    of = "" if selection.row_map is None else f" of {len(selection.blocks):,}"
+    what = "segments" if selection.cuts is not None else "utterances"
+    yield f"{len(table):,}{of}", what
+    if (hours := hours_known(table)) is not None:
+        yield f"{hours:,.2f}", "hours"
+    if (nbytes := bytes_known(table)) is not None:
+        figure, unit = said_bytes(nbytes).split(" ")
+        yield figure, unit
+    if state:
+        yield state, ""
+
+
+def cache_line(table: FeatureTable, path: Path, state: str) -> str:
+    """Return a cache as a line."""
+    hours, nbytes = hours_known(table), bytes_known(table)
+    size = [counted(len(table), "utterance"), *([f"{hours:,.2f} h"] if hours is not None else [])]
+    parts = [", ".join(size), features_line(table)]
+    parts += [said_bytes(nbytes)] if nbytes is not None else []
+    return f"{str(path)!r}: {'; '.join(filter(None, [*parts, state]))}"
