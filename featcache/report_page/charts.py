@@ -73,8 +73,13 @@ def number(value: float, of: str | None = None, text: str | None = None) -> Html
     return element("data", text or short(value), value=_plain(value), data_of=of)
 
 
+LARGE = 1e15  # numbers that are written in powers of ten
+
+
 def _plain(value: float) -> str:
-    whole = isinstance(value, int | np.integer) or float(value).is_integer()
+    whole = isinstance(value, int | np.integer) or (
+        abs(value) < LARGE and float(value).is_integer()
+    )
     return str(int(value)) if whole else repr(float(value))
 
 
@@ -84,11 +89,9 @@ def short(value: float) -> str:
     >>> short(59155), short(0.16432), short(-24.712345)
     ('59,155', '0.1643', '-24.71')
     """
-    if isinstance(value, int | np.integer) or (
-        math.isfinite(value) and float(value).is_integer() and abs(value) < 1e15
-    ):
+    if isinstance(value, int | np.integer) or (abs(value) < LARGE and float(value).is_integer()):
         return f"{int(value):,}"
-    return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+    return f"{value:,.0f}" if 10_000 <= abs(value) < LARGE else f"{value:,.4g}"
 
 
 def hours_text(hours: float) -> str:
@@ -148,13 +151,13 @@ class Axis:
 
     def place(self, value: float) -> float:
         """Return where a value is, from 0 to 100."""
-        span = self.most - self.least
-        return 100 * (value - self.least) / span if span else 50.0
+        half = self.most / 2 - self.least / 2  # a half is never infinite
+        return 100 * (value / 2 - self.least / 2) / half if half else 50.0
 
     def ticks(self, number: int = 6) -> list[float]:
         """Return round numbers on the axis, at most so many."""
         span = self.most - self.least
-        if not span > 0:
+        if not 0 < span < math.inf:
             return [self.least]
         power = 10.0 ** math.floor(math.log10(span / number))
         for step in (power * each for each in (1, 2, 5, 10, 20, 50)):

@@ -289,7 +289,7 @@ def _value_histogram(view: View, found: FeatureValues) -> Html:
     x = Axis(float(edges[0]), float(edges[-1]), "value")
     y = Axis(0, binned.tallest * 1.05 or 1, "frames")
     said = f"{len(flat):,} frames, from {short(float(flat.min()))} to {short(float(flat.max()))}"
-    rows = _bins(binned, view.named(found.name))
+    rows = _bins(binned, view.named(f"{found.name} value"))
     return joined(
         bars(f"Values of {found.name}", said, edges, binned.counts, (x, y)),
         element("p", f"{said}, evenly spread over the utterances that were read.", class_="note"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from tqdm import tqdm
@@ -44,6 +44,7 @@ class Finding:
         text: a sentence.
         level: "fault", "look" or "fine".
         section: of the page, where more is said.
+        cache: path of the cache.
     """
 
     kind: str
@@ -52,6 +53,7 @@ class Finding:
     text: str
     level: str
     section: str
+    cache: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class CacheFacts:
 
 
 def facts_of(
-    cache: Cache, made_from: Mapping[str, object], sample: Sample, seed: int, damage: str = ""
+    cache: Cache, made_from: Mapping[str, object], sample: Sample, seed: int
 ) -> CacheFacts:
     """Gather all facts of a cache: read its columns, and arrays of all utterances or a sample."""
     opened, checked = _checking(cache.opened)
@@ -200,7 +202,8 @@ def findings(facts: CacheFacts) -> list[Finding]:
     """Return what a person should look at first in a cache."""
     found = [*_of_state(facts), *_of_utterances(facts), *_of_dims(facts), *_of_padding(facts)]
     order = ["fault", "look", "fine"]
-    return sorted(found, key=lambda each: order.index(each.level))
+    named = (replace(each, cache=facts.path) for each in found)
+    return sorted(named, key=lambda each: order.index(each.level))
 
 
 def _of_state(facts: CacheFacts) -> Iterator[Finding]:
