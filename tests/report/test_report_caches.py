@@ -167,6 +167,7 @@ def test_two_caches_side_by_side(tmp_path: Path) -> None:
         assert edges[0] == 0 or edges == sorted(edges)
     ids = page.attributes("id")
     assert len(ids) == len(set(ids))
+    assert {link.removeprefix("#") for link in page.attributes("href")} <= set(ids)
 
 
 def test_features_that_were_added_later(tmp_path: Path) -> None:
