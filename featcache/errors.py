@@ -158,6 +158,15 @@ def describe(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "utterance"), counted(1200, "utterance")
+    ('1 utterance', '1,200 utterances')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return which known names are close to `name` in any case, or all: a message's end.
 

@@ -8,23 +8,32 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict, cast
+
+import numpy as np
 
 from featcache._checks import directory, whole_number
 from featcache._loading import load
-from featcache.errors import ConfigError
+from featcache.container_files.lock import Holder, holder, may_live
+from featcache.errors import ConfigError, CorruptCacheError
+from featcache.format.feature_sets import every_directory, tags_of_sets
 from featcache.format.files import reading
 from featcache.format.fingerprint import differences
+from featcache.format.index import rows_of_ids
+from featcache.format.part import part_directories
+from featcache.interface import Ints
 from featcache.reading.generation import Generation
 from featcache.reading.opening import (
     CachePath,
     joined_mapping,
     made_at,
+    made_by,
     open_generation,
     witnesses,
 )
-from featcache.store import Cache
+from featcache.reading.unpublished import count_unpublished
 
 if TYPE_CHECKING:
     from featcache.extraction.estimating.estimate import Estimate as Estimate
@@ -32,6 +41,7 @@ if TYPE_CHECKING:
     from featcache.report_page import Finding as Finding
     from featcache.report_page import Report as Report
     from featcache.staleness.provenance import provenance as provenance
+    from featcache.store import Cache
 
 _HOMES = {  # loaded when first used: a look at a cache needs no torch
     "Estimate": "featcache.extraction.estimating.estimate",
@@ -46,6 +56,111 @@ _SOURCES = "sources"  # of the witnesses: the text of each function, by file and
 def __getattr__(name: str) -> object:
     value = globals()[name] = load("featcache.inspect", _HOMES, name)
     return value
+
+
+def info(cache: Cache | CachePath) -> dict[str, object]:
+    """Return what a cache holds, and how far it is, as JSON: no array is read, no lock taken.
+
+    "path"; "kind": "cache", "sets" (features that were added later) or "adopted"; "state":
+    "complete", "incomplete", "being written" or "damaged"; "error": why it is damaged;
+    "utterances", "expected" and "failed" are numbers; "hours" of the first feature that has
+    `frame_s`; "bytes" of all arrays as they are stored; "generation", "tags"; "made": {"when",
+    "by"}; "writer": {"host", "pid", "since", "utterances"}, these durable and not published yet;
+    "features": [{"name", "frames", "dims", "dtype", "backend", "codec", "bytes", "frame_s"}];
+    "annotations": their kinds by name. None stands for what is not known.
+
+    Raises `NotACacheError` where there is no cache.
+
+    >>> import tempfile, featcache
+    >>> path = tempfile.mkdtemp()
+    >>> featcache.CacheWriter(path, [featcache.FeatureStorageConfig("fbank")]).close()
+    >>> found = featcache.inspect.info(path)
+    >>> found["state"], found["utterances"]
+    ('complete', 0)
+    """
+    try:
+        opened = _opened(cache)
+        with reading(opened.path):
+            return _info(opened)
+    except CorruptCacheError as error:
+        unknown = dict.fromkeys(_INFO)
+        known = {"path": str(_path(cache)), "state": "damaged", "error": str(error)}
+        return {**unknown, **known, "tags": {}, "features": [], "annotations": {}}
+
+
+_INFO = (
+    *("path", "kind", "state", "error", "utterances", "expected", "failed", "hours", "bytes"),
+    *("generation", "tags", "made", "writer", "features", "annotations"),
+)
+
+
+def _info(opened: Generation) -> dict[str, object]:
+    manifest, sets = opened.manifest, list(opened.sets.values()) or [opened]
+    recorded = [witnesses(each) for each in sets]
+    made = max(map(made_at, sets, recorded))
+    features = [_feature(opened, name) for name in opened.features]
+    writer = None if opened.settings.version else _writer(opened.cache_path, sets)
+    adopted = any(part.adopted is not None for each in sets for part in each.manifest.parts)
+    return {
+        "path": str(opened.cache_path),
+        "kind": "sets" if opened.sets else "adopted" if adopted else "cache",
+        "state": "being written" if writer else "complete" if manifest.complete else "incomplete",
+        "error": None,
+        "utterances": manifest.rows,
+        "expected": None if manifest.expected is None else manifest.expected.count,
+        "failed": len(opened.failed),
+        "hours": next((each["hours"] for each in features if each["hours"] is not None), None),
+        "bytes": sum(int(columns.nbytes.sum()) for columns in opened.index.features.values()),
+        "generation": manifest.generation,
+        "tags": tags_of_sets(opened.cache_path),
+        "made": {"when": _iso(made), "by": next(filter(None, map(made_by, recorded)), None)},
+        "writer": writer,
+        "features": features,
+        "annotations": {name: each.kind for name, each in manifest.annotations.items()},
+    }
+
+
+def _feature(opened: Generation, name: str) -> dict[str, object]:
+    declared, columns = opened.manifest.features[name], opened.index.features[name]
+    frame_s = declared.get("frame_s")
+    frames = None if declared["time_axis"] is None else int(columns.rows.sum())
+    return {
+        "name": name,
+        "frames": frames,
+        "dims": list(opened.manifest.dims[name]) if name in opened.manifest.dims else None,
+        "dtype": declared["dtype"],
+        "backend": declared["backend"],
+        "codec": declared["codec"],
+        "bytes": int(columns.nbytes.sum()),
+        "frame_s": frame_s,
+        "hours": None if frame_s is None or frames is None else frames * frame_s / 3600,
+    }
+
+
+def _writer(cache: Path, sets: Sequence[Generation]) -> dict[str, object] | None:
+    """Return who writes a cache as its lock files say, and what is durable beside a generation."""
+    places = every_directory(cache)
+    known = {part.name for each in sets for part in each.manifest.parts}
+    parts = (part for place in places for part in part_directories(place))
+    found = map(holder, (*places, *(part for part in parts if part.name not in known)))
+    at_work: Holder | None = next((each for each in found if may_live(each)), None)
+    if at_work is None:
+        return None
+    count = sum(count_unpublished(each.path, each.manifest) for each in sets)
+    return {**at_work._asdict(), "since": _in_iso(at_work.since), "utterances": count}
+
+
+def _iso(time: datetime) -> str:
+    return time.isoformat(timespec="seconds")
+
+
+def _in_iso(time: object) -> str | None:
+    """Return a time of a lock in UTC; None where it says none, or not of which zone."""
+    try:
+        since = datetime.fromisoformat(str(time))
+    except ValueError:
+        return None
+    return None if since.tzinfo is None else _iso(since.astimezone(UTC))
 
 
 def made_from(cache: Cache | CachePath) -> dict[str, object]:
@@ -73,18 +188,52 @@ def made_from(cache: Cache | CachePath) -> dict[str, object]:
         "generation": opened.manifest.generation,
         "utterances": opened.manifest.rows,
         "complete": opened.manifest.complete,
-        "made": made.isoformat(timespec="seconds"),
+        "made": _iso(made),
         "fingerprint": dict(opened.manifest.fingerprint),
         "recorded": recorded,
     }
 
 
-def diff(a: Cache | CachePath, b: Cache | CachePath) -> dict[str, list[str]]:
-    """Return in what the makings of two caches differ, in lines: "was" of `a`, "now" of `b`.
+class IdCounts(TypedDict):
+    """Numbers of the utterances of two caches."""
+
+    only_a: int
+    only_b: int
+    both: int
+
+
+class LargestDifference(TypedDict):
+    """The largest difference of a number of a feature, and where it is; `dim` counts all dims."""
+
+    largest: float | None  # None: one of the two is not finite
+    id: str
+    frame: int
+    dim: int
+    utterances: int  # that differ
+
+
+class Diff(TypedDict):
+    """Differences of two caches, as `diff` returns them."""
+
+    fingerprint: list[str]
+    recorded: list[str]
+    sources: list[str]
+    ids: IdCounts
+    features: dict[str, dict[str, list[object]]]
+    values: dict[str, LargestDifference] | None
+
+
+def diff(
+    a: Cache | CachePath, b: Cache | CachePath, *, values: bool = False, atol: float = 0.0
+) -> Diff:
+    """Return in what two caches differ: in their making as lines, "was" of `a`, "now" of `b`.
 
     "fingerprint": what makes one cache refuse the other's features; "recorded": what else was
     recorded of the runs that made them; "sources": the code that changed, as `diff -u` prints it.
-    Each is empty where nothing differs.
+    "ids": numbers of those that only one has, and both. "features": what is declared and stored of
+    each, `[a's, b's]` by name; "lengths" are the numbers of utterances that are longer in `a`, and
+    in `b`. "values": with `values`, which reads all arrays that both have, the largest difference
+    of each feature that has one above `atol`. Each is empty where nothing differs.
 
     >>> import tempfile, featcache
     >>> paths = tempfile.mkdtemp(), tempfile.mkdtemp()
@@ -94,19 +243,88 @@ def diff(a: Cache | CachePath, b: Cache | CachePath) -> dict[str, list[str]]:
     >>> featcache.inspect.diff(*paths)["fingerprint"]
     ['gain: was 0, now 1']
     """
+    from featcache.store import Cache
+
     first, second = _opened(a), _opened(b)
     with reading(first.path):
         was = _recorded(first)
     with reading(second.path):
         now = _recorded(second)
     sources = was.pop(_SOURCES, {}), now.pop(_SOURCES, {})
+    rows = rows_of_ids(second.index, first.index)  # in b, by those in a
+    both = np.flatnonzero(rows >= 0)
+    shared = [name for name in first.features if name in second.features]
     return {
         "fingerprint": [
             *map(str, differences(first.manifest.fingerprint, second.manifest.fingerprint))
         ],
         "recorded": [*map(str, differences(was, now))] if was and now else [],
         "sources": list(_changed_code(*sources)),
+        "ids": {
+            "only_a": len(first.index) - len(both),
+            "only_b": len(second.index) - len(both),
+            "both": len(both),
+        },
+        "features": {
+            name: changed
+            for name in dict.fromkeys((*first.features, *second.features))
+            if (changed := _unlike(first, second, name, both, rows[both]))
+        },
+        "values": {
+            name: found
+            for name in shared
+            if (found := _largest_difference(Cache(first), Cache(second), name, both, atol))
+        }
+        if values
+        else None,
     }
+
+
+def _unlike(
+    first: Generation, second: Generation, name: str, mine: Ints, others: Ints
+) -> dict[str, list[object]]:
+    """Return in what a feature differs: what is declared and stored of it, and its lengths."""
+    one, two = (_feature(each, name) if name in each.features else {} for each in (first, second))
+    told = [key for key in {**one, **two} if key not in ("frames", "hours", "bytes")]
+    found = {key: [one.get(key), two.get(key)] for key in told if one.get(key) != two.get(key)}
+    if one and two:
+        lengths = first.index.features[name].rows[mine], second.index.features[name].rows[others]
+        longer = [int((lengths[0] > lengths[1]).sum()), int((lengths[1] > lengths[0]).sum())]
+        found |= {"lengths": [*longer]} if any(longer) else {}
+    return found | ({"bytes": [one.get("bytes"), two.get("bytes")]} if found else {})
+
+
+def _largest_difference(
+    first: Cache, second: Cache, name: str, rows: Ints, atol: float
+) -> LargestDifference | None:
+    """Compare the arrays of a feature that have one shape."""
+    found: LargestDifference | None = None
+    for row in rows.tolist():
+        id = first.id(row)
+        one, two = (each.read(id, name, copy=False) for each in (first, second))
+        if one.shape != two.shape or not one.size or np.array_equal(one, two):
+            continue
+        numbers = one.astype(np.float64), two.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            apart = np.abs(numbers[0] - numbers[1])
+        apart[(numbers[0] == numbers[1]) | (np.isnan(numbers[0]) & np.isnan(numbers[1]))] = 0
+        apart[np.isnan(apart)] = np.inf
+        place = int(apart.argmax())
+        largest = float(apart.ravel()[place])
+        if largest <= atol:
+            continue
+        count = 1 if found is None else found["utterances"] + 1
+        before = 0.0 if found is None else _or_infinite(found["largest"])
+        if found is None or largest > before:
+            frame, dim = divmod(place, apart[0].size if apart.ndim else 1)
+            finite = largest if np.isfinite(largest) else None
+            found = {"largest": finite, "id": id, "frame": frame, "dim": dim, "utterances": count}
+        found["utterances"] = count
+    return found
+
+
+def _or_infinite(number: float | None) -> float:
+    return np.inf if number is None else number
 
 
 def report(
@@ -138,6 +356,7 @@ def report(
     1320
     """
     from featcache import report_page
+    from featcache.store import Cache
 
     listed = [caches] if isinstance(caches, Cache | str | os.PathLike) else list(caches)
     if not 1 <= len(listed) <= 2:
@@ -147,7 +366,7 @@ def report(
     file = Path(path).expanduser()
     if file.is_dir() or not file.absolute().parent.is_dir():
         raise ConfigError(f"a report is a file in a directory that is there, not {str(file)!r}")
-    opened = [_as_cache(each) for each in listed]
+    opened = [each if isinstance(each, Cache) else Cache(_opened(each)) for each in listed]
     facts = [report_page.facts_of(each, made_from(each), sample, seed) for each in opened]
     return report_page.write_page(
         facts,
@@ -155,19 +374,29 @@ def report(
         pictures=pictures,
         sample=sample,
         seed=seed,
-        changed=diff(*opened) if len(opened) == 2 else {},
+        changed=_making(*opened) if len(opened) == 2 else {},
     )
 
 
-def _as_cache(cache: Cache | CachePath) -> Cache:
-    return cache if isinstance(cache, Cache) else Cache(_opened(cache))
+def _making(a: Cache, b: Cache) -> dict[str, list[str]]:
+    """Return in what the makings of two caches differ."""
+    found = diff(a, b)
+    made = found["fingerprint"], found["recorded"], found["sources"]
+    return dict(zip(("fingerprint", "recorded", "sources"), made, strict=True))
+
+
+def _path(cache: Cache | CachePath) -> Path:
+    path = getattr(cache, "path", None)
+    if isinstance(path, Path):
+        return path
+    return directory(cast(CachePath, cache), "a cache").absolute()
 
 
 def _opened(cache: Cache | CachePath) -> Generation:
-    if isinstance(cache, Cache):
-        return cache.opened
-    path = directory(cache, "a cache").absolute()
-    return open_generation(path, None)  # to look at it, nothing has to be expected
+    opened = getattr(cache, "opened", None)  # to look at a path needs no tables
+    if isinstance(opened, Generation):
+        return opened
+    return open_generation(_path(cache), None)  # to look at it, nothing has to be expected
 
 
 def _recorded(opened: Generation) -> dict[str, object]:

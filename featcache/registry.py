@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import sys
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from featcache.adoptable import Kind
 from featcache.errors import ConfigError, UnknownNameError, nearest
 from featcache.interface import Backend, Codec
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 BACKENDS = "featcache.backends"
 CODECS = "featcache.codecs"
@@ -132,6 +134,8 @@ def _entries(group: str) -> dict[str, list[EntryPoint]]:
 # scanning the installed packages takes tens of milliseconds; a changed path scans again
 @lru_cache(maxsize=8)
 def _entries_on(group: str, path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
+    from importlib.metadata import entry_points
+
     found: dict[str, list[EntryPoint]] = {}
     for entry in entry_points(group=group):
         found.setdefault(entry.name, []).append(entry)

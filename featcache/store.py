@@ -8,13 +8,13 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from featcache._checks import directory
+from featcache.container_files.lock import at_work
 from featcache.errors import CacheError, UnknownNameError, nearest
-from featcache.format.feature_sets import stored_sets
+from featcache.format.feature_sets import stored_sets, tags_of_sets
 from featcache.format.files import reading
-from featcache.format.lock import at_work
 from featcache.reading.containers import NO_ROOTS, absolute_roots
 from featcache.reading.generation import Generation, OpenSettings
 from featcache.reading.opening import (
@@ -29,8 +29,10 @@ from featcache.reading.reader import FeatureReader
 from featcache.reading.verify import WHAT_TO_DO, raise_damage, tell_unequal_ends
 from featcache.tables.selection import Selection
 from featcache.tables.table import FeatureTable
-from featcache.writing import edit
-from featcache.writing.annotate import AnnotationSource, annotate
+
+if TYPE_CHECKING:
+    from featcache.writing.annotate import AnnotationSource
+    from featcache.writing.repair import Repair
 
 VERIFY = ("columns", "arrays")
 
@@ -192,6 +194,8 @@ class Cache(FeatureTable):
         of that which is there, `ConfigError` for no source, `DuplicateIdError` for an id that comes
         twice, `CacheLockedError` while the cache is written; then nothing is changed.
         """
+        from featcache.writing.annotate import annotate
+
         with self._editing("annotate it"):
             mine = {*self.features}
             sets = [each for each, found in stored_sets(self.path) if mine & found.features.keys()]
@@ -208,6 +212,8 @@ class Cache(FeatureTable):
         Raises `KeyNotFoundError`, and deletes nothing, for an id that is neither stored nor failed;
         `CacheLockedError` while the cache is written.
         """
+        from featcache.writing import edit
+
         with self._editing("delete from it"):
             edit.delete(self.path, ids, self.opened.settings.roots)
 
@@ -220,13 +226,43 @@ class Cache(FeatureTable):
         infinity, which have no statistics: `delete` these utterances, or adopt with
         `nonfinite="keep"`.
         """
+        from featcache.writing import edit
+
         with self._editing("collect"):
             edit.collect(self.path, self.opened.settings.roots)
+
+    def repair(self, *, dry_run: bool = False) -> Repair:
+        """Save all utterances whose bytes are intact, set what is damaged aside, and tell of both.
+
+        All bytes are read and compared. Of a whole cache nothing is changed. Of a damaged one,
+        parts with damage are copied without the utterances that are lost, and what can be made anew
+        is: indexes, statistics, checksums of pages. A new generation is published, and read then;
+        it is incomplete if anything is lost, so who fills the cache again computes that alone.
+        Generations that tags name are made anew, too. Killed at any moment, it leaves the cache as
+        it was, or repaired. No byte of a damaged file is deleted, and the disk needs room for the
+        copies. Adopted sources are never written: the rows that are lost are dropped.
+
+        A cache that cannot even be opened is repaired by `featcache.store.repair(path)`.
+
+        Args:
+            dry_run: only look, and change nothing.
+
+        Raises `CacheLockedError` while the cache is written, `CorruptCacheError` where manifest or
+        names of feature sets are damaged (put back the copy of `manifests`), `StorageFullError`
+        without room for the copies.
+        """
+        from featcache.writing.repair import repair
+
+        roots = self.opened.settings.roots
+        if dry_run:
+            return repair(self.path, roots, dry_run=True)
+        with self._editing("repair it"):
+            return repair(self.path, roots)
 
     @property
     def tags(self) -> dict[str, int]:
         """Tags of the cache as it is now, and the numbers of the generations that they name."""
-        return edit.tags(self.path)
+        return tags_of_sets(self.path)
 
     def tag(self, name: str) -> None:
         """Give this generation a name, by which `featcache.open(path, version=name)` opens it.
@@ -235,10 +271,14 @@ class Cache(FeatureTable):
         appends, deletions, overwrites and `compact`, until `untag`. Raises `ConfigError` for a name
         that another generation has.
         """
+        from featcache.writing import edit
+
         edit.tag(self.path, name, self.opened.names)
 
     def untag(self, name: str) -> None:
         """Take a tag away, and remove what only that kept."""
+        from featcache.writing import edit
+
         edit.untag(self.path, name)
 
     def compact(self, *, drop_tags: bool = False) -> None:
@@ -254,6 +294,8 @@ class Cache(FeatureTable):
         Raises `CacheError` for such tags, and for leftovers that only a person may remove;
         `StorageFullError` if the disk has no room for the copies.
         """
+        from featcache.writing import edit
+
         with self._editing("compact it"):
             edit.compact(self.path, drop_tags=drop_tags)
 
@@ -304,6 +346,16 @@ def open(
             raise_damage(damage_of(cache.opened, arrays=arrays, alone=alone), WHAT_TO_DO)
             tell_unequal_ends(place, cache.opened.manifest, cache.opened.index)
     return cache
+
+
+def repair(
+    path: CachePath, *, dry_run: bool = False, roots: Mapping[str, CachePath] = NO_ROOTS
+) -> Repair:
+    """Repair a cache as `Cache.repair` does, also one that is too damaged to be opened."""
+    from featcache.writing import repair as repairing
+
+    place = directory(path, "a cache").absolute()
+    return repairing.repair(place, absolute_roots(roots), dry_run=dry_run)
 
 
 def open_with(path: Path, expectation: Expectation, settings: OpenSettings) -> Cache:

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import product
 from typing import Any, cast
 
+from featcache._tensors import ArrayLike
 from featcache.errors import ComputeError, FeatureError, describe, nearest
 from featcache.extraction.dataset_batches import DatasetBatches, LoadedBatch, worker_failed
 from featcache.extraction.datasets import named
@@ -19,8 +20,6 @@ from featcache.extraction.while_filling import WhileFilling
 from featcache.format.files import as_id
 from featcache.format.index import UNKNOWN, Stamps
 from featcache.loading.memory import to_device
-from featcache.writing.arrays import ArrayLike
-from featcache.writing.arrays import Lengths as Lengths
 from featcache.writing.part_writer import PartWriter
 
 # Padding left in what `compute_features` returns: noticed by the lengths in its batch.

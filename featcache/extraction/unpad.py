@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache._tensors import Lengths as Lengths
+from featcache._tensors import is_tensor
 from featcache.errors import FeatureError, nearest
-from featcache.writing.arrays import Lengths as Lengths
 from featcache.writing.arrays import integers
 
 if TYPE_CHECKING:
@@ -100,10 +100,8 @@ def _cut(
 
 
 def _on_host(feature: str, value: Padded) -> Padded:
-    loaded = sys.modules.get("torch")  # a tensor can only come from a loaded torch
-    if loaded is not None and isinstance(value, loaded.Tensor):
-        host: torch.Tensor = value.detach().cpu()
-        return host
+    if is_tensor(value):
+        return value.detach().cpu()
     if isinstance(value, np.ndarray):
         return value
     kind = type(value).__name__

@@ -167,7 +167,10 @@ def take(data: NDArray[Number], ends: Ints, rows: Ints) -> tuple[NDArray[Number]
         some = slice(start, start + _AT_ONCE)
         first, last = new_ends[start], new_ends[min(start + _AT_ONCE, len(rows))]
         shifts = ends[rows[some]] - new_ends[:-1][some]
-        taken[first:last] = data[np.repeat(shifts, counts[some]) + np.arange(first, last)]
+        if (shifts == shifts[0]).all():  # they lie together
+            taken[first:last] = data[first + shifts[0] : last + shifts[0]]
+        else:
+            taken[first:last] = data[np.repeat(shifts, counts[some]) + np.arange(first, last)]
     return taken, new_ends
 
 
@@ -383,8 +386,8 @@ class ColumnFile:
         _, length, _, _, expected = self._columns[name]
         return f"{length}:{expected} "
 
-    def damage(self, names: Iterable[str] | None = None) -> list[str]:
-        """Compare all columns with their digests, or some; return a sentence for each that differs.
+    def damaged(self, names: Iterable[str] | None = None) -> list[str]:
+        """Compare all columns with their digests, or some; return the names of those that differ.
 
         The file must not be closed.
         """
@@ -395,8 +398,15 @@ class ColumnFile:
             for start in range(begin, end, 1 << 20):
                 state.update(self._read(start, min(1 << 20, end - start)))
             if state.hexdigest() != expected:
-                found.append(str(self._damaged(f"the checksum of column {name!r} does not match")))
+                found.append(name)
         return found
+
+    def damage(self, names: Iterable[str] | None = None) -> list[str]:
+        """Compare columns as `damaged` does; return a sentence for each that differs."""
+        return [
+            str(self._damaged(f"the checksum of column {name!r} does not match"))
+            for name in self.damaged(names)
+        ]
 
     def _footer(self) -> bytes:
         guess = self._read(max(self._size - FOOTER_GUESS, 0), min(self._size, FOOTER_GUESS))

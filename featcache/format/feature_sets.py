@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from featcache.container_files import write_durably
 from featcache.errors import CorruptCacheError
 from featcache.format.files import (
     NOT_AS_WRITTEN,
@@ -16,8 +17,8 @@ from featcache.format.files import (
     check_own_directory,
     pack_json,
     read_as,
+    reading,
     remove_unfinished,
-    write_durably,
 )
 from featcache.format.manifest import (
     FORMAT_VERSION,
@@ -27,9 +28,11 @@ from featcache.format.manifest import (
     SETS,
     Manifest,
     cache_of_set,
+    generation_number,
     last_pairs,
     read_manifest,
     read_outer,
+    tags_of,
 )
 
 
@@ -79,6 +82,21 @@ def set_directories(cache: Path, named: Iterable[str]) -> dict[str, Path]:
     for name in found.keys() - {OWN}:
         check_own_directory(found[name])
     return found
+
+
+def every_directory(cache: Path) -> list[Path]:
+    """Return the directories of all feature sets, also of those that are not complete."""
+    with reading(cache):
+        return [*set_directories(cache, set_names(cache) or ()).values()]
+
+
+def tags_of_sets(cache: Path) -> dict[str, int]:
+    """Return the tags of a cache, and the numbers of the generations that they name."""
+    numbers: dict[str, int] = {}
+    for directory in every_directory(cache):
+        for tag, name in tags_of(directory).items():
+            numbers[tag] = numbers.get(tag, 0) + generation_number(name)
+    return numbers
 
 
 def stored_sets(cache: Path) -> Iterator[tuple[Path, Manifest]]:

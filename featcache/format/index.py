@@ -19,7 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from featcache._cached import cached_property
-from featcache.container_files import PAGE_BYTES, Pages, bytes_at
+from featcache.container_files import PAGE_BYTES, Pages, read_at
 from featcache.errors import ConfigError, CorruptCacheError
 from featcache.format.annotation_columns import stored_kinds
 from featcache.format.columns import DAMAGED, ColumnFile, Strings, ends_of
@@ -109,8 +109,26 @@ def pages_of(descriptor: int, first: int = 0, count: int | None = None) -> Pages
     """Read pages of an open file, from page `first` on, and return the xxh3-64 of each."""
     total = page_count(os.fstat(descriptor).st_size)
     last = total if count is None else min(first + count, total)
-    pages = (bytes_at(descriptor, PAGE_BYTES, page * PAGE_BYTES) for page in range(first, last))
-    return np.fromiter(map(xxhash.xxh3_64_intdigest, pages), np.uint64)
+    found, memory = np.empty(max(last - first, 0), np.uint64), bytearray(PAGE_BYTES * _AT_ONCE)
+    for begin in range(first, last, _AT_ONCE):
+        count = min(_AT_ONCE, last - begin)
+        with memoryview(memory)[: count * PAGE_BYTES] as room:
+            data = room[: _filled(descriptor, room, begin * PAGE_BYTES)]
+            for page in range(count):
+                piece = data[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
+                found[begin - first + page] = xxhash.xxh3_64_intdigest(piece)
+    return found
+
+
+_AT_ONCE = 4  # pages, which stay in a core's cache until they are hashed
+
+
+def _filled(descriptor: int, room: memoryview, offset: int) -> int:
+    """Read until there is no more room, or the file ends; return how many bytes that were."""
+    filled = 0
+    while filled < len(room) and (more := read_at(descriptor, room[filled:], offset + filled)):
+        filled += more
+    return filled
 
 
 def container_digest(pages: Pages, size: int) -> bytes:
@@ -478,6 +496,16 @@ def some_rows(index: Index, rows: Ints) -> Index:
         containers=index.containers,
         stats=index.stats,
     )
+
+
+def taken_rows(index: Index, rows: Ints) -> Index:
+    """Return an index of some rows, as `rows_of` takes it, without statistics and annotations.
+
+    Of the other rows nothing is looked at: they may be damaged.
+    """
+    features = {name: _some_rows(each, rows) for name, each in index.features.items()}
+    stamps = None if index.stamps is None else StampColumns(*(each[rows] for each in index.stamps))
+    return Index.of([*index.ids.take(rows)], features, index.containers, {}, stamps)
 
 
 def _some_rows(columns: FeatureColumns, rows: Ints) -> FeatureColumns:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import itertools
+import operator
+import os
 import re
 import secrets
 import shutil
@@ -110,41 +112,40 @@ def index_columns(
         names: of the features.
         stats: of all frames, by feature.
     """
-    order, ids = rows
-    del rows
-    yield from string_columns("id", ids)
-    del ids
-    hashes = hashes_of(indexes, order)
-    hash_rows = np.argsort(hashes, kind="stable").astype(np.int64, copy=False)
-    yield "hashes", hashes[hash_rows]
-    yield "hash_rows", hash_rows
-    del hashes, hash_rows
+    yield from string_columns("id", rows.ids)
+    yield from _hash_columns(hashes_of(indexes, rows.order))
     if any(index.stamps for index in indexes):
         for number, name in enumerate(StampColumns._fields):
             stamps = (each.stamps or StampColumns.unknown(len(each)) for each in indexes)
-            yield name, _joined([each[number] for each in stamps], np.uint64)[order]
-    shifts = ends_of([len(index.containers) for index in indexes])
+            yield name, _joined([each[number] for each in stamps], np.uint64)[rows.order]
     for name in names:
-        parts = [index.features[name] for index in indexes]
-        for what, dtype in FEATURE_COLUMNS.items():
-            columns = [getattr(part, what) for part in parts]
-            if what == "first":
-                first, source = _extents_of(columns, order)
-                yield f"{name}.first", first
-                del first
-                continue
-            if what == "container":
-                columns = [each + shift for each, shift in zip(columns, shifts, strict=False)]
-            # 0 for the rows of parts without it
-            if what not in OPTIONAL or any(each is not None for each in columns):
-                filled = (np.zeros(len(index), dtype) if each is None else each
-                          for index, each in zip(indexes, columns, strict=True))  # fmt: skip
-                yield (
-                    f"{name}.{what}",
-                    _joined(filled, dtype)[source if what in OF_EXTENTS else order],
-                )
+        yield from _feature_columns(indexes, rows.order, name)
     for name, value in stats.items():
         yield from stats_columns(name, value)
+
+
+def _hash_columns(hashes: Hashes) -> Columns:
+    rows = np.argsort(hashes, kind="stable").astype(np.int64, copy=False)
+    yield "hashes", hashes[rows]
+    yield "hash_rows", rows
+
+
+def _feature_columns(indexes: Sequence[Index], order: Ints, name: str) -> Columns:
+    parts = [index.features[name] for index in indexes]
+    shifts = ends_of([len(index.containers) for index in indexes])
+    first, source = _extents_of([part.first for part in parts], order)
+    for what, dtype in FEATURE_COLUMNS.items():
+        if what == "first":
+            yield f"{name}.first", first
+            continue
+        columns = [getattr(part, what) for part in parts]
+        if what == "container":
+            columns = [each + shift for each, shift in zip(columns, shifts, strict=False)]
+        # 0 for the rows of parts without it
+        if what not in OPTIONAL or any(each is not None for each in columns):
+            filled = (np.zeros(len(index), dtype) if each is None else each
+                      for index, each in zip(indexes, columns, strict=True))  # fmt: skip
+            yield f"{name}.{what}", _joined(filled, dtype)[source if what in OF_EXTENTS else order]
 
 
 def annotation_columns(ids: Sequence[str], annotations: Sequence[Values], order: Ints) -> Columns:
@@ -307,6 +308,12 @@ def read_part(cache: Path, name: str) -> SealedPart | None:
         data = read_within(cache, file)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    return part_of(cache, name, data)
+
+
+def part_of(cache: Path, name: str, data: bytes) -> SealedPart:
+    """Return what a part says of itself in the bytes of its seal."""
+    file = f"{PARTS}/{name}/{SEAL}"
     content = cast(dict[str, Any], unpack_json(data, repr(str(cache / file))))
     try:
         if content["page_bytes"] != PAGE_BYTES:
@@ -366,17 +373,18 @@ def part_directories(cache: Path) -> list[Path]:
     A part that is not sealed belongs to who writes it, who may remove it at any time.
     """
     return [
-        path
-        for path in entries(cache / PARTS)
+        cache / PARTS / each.name
+        for each in entries(cache / PARTS)
         # anything else is not ours; what a link leads to is not, either
-        if PART_NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
+        if PART_NAME.fullmatch(each.name) and each.is_dir(follow_symlinks=False)
     ]
 
 
-def entries(directory: Path) -> list[Path]:
+def entries(directory: Path) -> list[os.DirEntry[str]]:
     """List what lies in a directory, by name; nothing if there is none, or it goes meanwhile."""
     try:
-        return sorted(directory.iterdir())
+        with os.scandir(directory) as found:
+            return sorted(found, key=operator.attrgetter("name"))
     except (FileNotFoundError, NotADirectoryError):
         return []
 

@@ -18,7 +18,6 @@ import math
 import os
 import pathlib
 import re
-import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -28,6 +27,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from featcache._tensors import is_tensor
 from featcache.errors import FeatureError, StaleCacheError
 from featcache.format.index import UNKNOWN, Stamps
 
@@ -237,7 +237,7 @@ def _copy(value: Any) -> Any:
         return {key: _copy(each) for key, each in value.items()}
     if isinstance(value, np.ndarray):
         return value.copy()
-    return value.detach().clone() if _is_tensor(value) else value
+    return value.detach().clone() if is_tensor(value) else value
 
 
 def _first(pair: tuple[str, object]) -> str:
@@ -309,7 +309,7 @@ def _plain(name: str, value: Any) -> object:
         return value
     if kind in (list, tuple) and _SIMPLE.issuperset(map(type, value)):
         return list(value)
-    if isinstance(value, np.ndarray | np.generic) or _is_tensor(value):
+    if isinstance(value, np.ndarray | np.generic) or is_tensor(value):
         return _plain_array(name, value)
     if isinstance(value, list | tuple | Mapping | set | frozenset):
         return _plain_items(name, value)
@@ -351,7 +351,7 @@ def _key_of(value: Any) -> object:
             return None
         types = (*map(type, value),)
         return (types, *value) if _EXACT.issuperset(types) else None
-    if (kind is np.ndarray or _is_tensor(value)) and value.ndim:
+    if (kind is np.ndarray or is_tensor(value)) and value.ndim:
         name = str(value.dtype) if kind is np.ndarray else _name_of(value.dtype)
         return (kind, name, *value.shape) if "float" in name else None
     return None
@@ -382,8 +382,3 @@ def _plain_array(name: str, value: Any) -> object:
     if whole and math.prod(shape) <= _SHORT:
         return (kind, shape, value.tolist())
     return (kind, shape)
-
-
-def _is_tensor(value: object) -> bool:
-    torch = sys.modules.get("torch")  # a tensor can only come from a loaded torch
-    return torch is not None and isinstance(value, torch.Tensor)

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from featcache._tensors import ArrayLike
 from featcache.errors import FeatureError, describe
 from featcache.extraction.while_filling import WhileFilling
 from featcache.lazy.arguments import Call
 from featcache.lazy.live_cache import LiveCache
-from featcache.writing.arrays import ArrayLike
 
 if TYPE_CHECKING:
     from featcache.staleness.probe import ProbeRows

@@ -8,20 +8,20 @@ others come back in that form and these types, and so does the first, whether co
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
 
+from featcache._tensors import ArrayLike, is_tensor
 from featcache.declaration import FeatureStorageConfig, dtype_name
 from featcache.errors import CacheError, ConfigError, FeatureError
 from featcache.format.files import from_storage
 from featcache.interface import Array
 from featcache.reading.feature_arrays import joined
 from featcache.registry import RAW
-from featcache.writing.arrays import ArrayLike, encoded, to_storage
+from featcache.writing.arrays import encoded, to_storage
 
 ONE, TUPLE, DICT = "one", "tuple", "dict"
 TORCH, NUMPY, LIST, NUMBER = "torch", "numpy", "list", "number"
@@ -203,7 +203,7 @@ def _is_exact(id: str, value: ArrayLike, read: Array, feature: FeatureStorageCon
 
 def as_array(id: str, name: str, value: object) -> ArrayLike:
     """Return a value as something to store: an array or a tensor as it is."""
-    if isinstance(value, np.ndarray | np.generic) or _is_tensor(value):
+    if isinstance(value, np.ndarray | np.generic) or is_tensor(value):
         return cast(ArrayLike, value)
     try:
         # no list of numbers is empty floats
@@ -226,7 +226,7 @@ def _type_of(id: str, name: str, value: object) -> str:
 
 
 def _kind_of(value: object) -> str:
-    if _is_tensor(value):
+    if is_tensor(value):
         return TORCH
     if isinstance(value, list):
         return LIST
@@ -250,11 +250,6 @@ def _converter(dtype: str, kind: str) -> Converter:
     if kind == LIST:
         return lambda array: from_storage(array, dtype).tolist()
     return lambda array: from_storage(array, dtype).item()
-
-
-def _is_tensor(value: object) -> bool:
-    torch = sys.modules.get("torch")  # a tensor can only come from a loaded torch
-    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _other_form(id: str, form: str, value: object) -> FeatureError:

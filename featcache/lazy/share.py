@@ -20,7 +20,9 @@ from pathlib import Path
 import xxhash
 
 from featcache._closing import close_after
+from featcache._tensors import ArrayLike
 from featcache.container_files import bytes_at
+from featcache.container_files.lock import WriterLock, holder_text, is_locked
 from featcache.container_files.system import O_BINARY, O_NOFOLLOW
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import (
@@ -34,13 +36,12 @@ from featcache.errors import (
 from featcache.extraction.while_filling import WhileFilling
 from featcache.format.files import check_id, check_own_directory, explained
 from featcache.format.index import Stamps
-from featcache.format.lock import WriterLock, holder_text, is_locked
 from featcache.interface import Array
 from featcache.lazy.arguments import Call
 from featcache.lazy.computed_again import StoredAgain, TwiceComputed
 from featcache.lazy.live_cache import ABSENT, CURE, LiveCache, MadeFrom
 from featcache.lazy.results import Results, as_read_back, declared_for, exactly_read_back
-from featcache.writing.arrays import ArrayLike, check_features, to_storage
+from featcache.writing.arrays import check_features, to_storage
 from featcache.writing.background import nothing
 from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.part_writer import PartWriter

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from featcache.container_files.lock import holder, holder_text, is_locked
 from featcache.errors import (
     CacheError,
     ConfigError,
@@ -42,7 +43,6 @@ from featcache.format.fingerprint import (
     digest_of_canonical,
 )
 from featcache.format.index import Index, common_rows, have_same_ids, rows_of_ids, some_rows
-from featcache.format.lock import holder, holder_text, is_locked
 from featcache.format.manifest import (
     ADOPTED,
     NAME,
@@ -61,7 +61,7 @@ from featcache.interface import Ints
 from featcache.reading.containers import check_roots
 from featcache.reading.feature_arrays import Checks, FeatureArrays, arrays_of
 from featcache.reading.generation import ALL, Contents, Generation, OpenSettings
-from featcache.reading.verify import all_damage
+from featcache.reading.verify import Damage, Tell, all_damage, nobody
 
 # Origin of a cache: when and by what it was made, as far as that was recorded.
 
@@ -101,12 +101,18 @@ def origin(opened: Generation) -> str:
     with contextlib.suppress(OSError):
         recorded = witnesses(opened)
     try:
-        ago = _ago(time.time() - made_at(opened, recorded).timestamp())
+        when = ago(time.time() - made_at(opened, recorded).timestamp())
     except (OSError, ValueError, OverflowError):
-        ago = "at a time that cannot be read"
+        when = "at a time that cannot be read"
+    script = made_by(recorded)
+    return f"made {when}" + (f" by {script}" if script and script.isprintable() else "")
+
+
+def made_by(recorded: Mapping[str, object]) -> str | None:
+    """Return the script that made a cache; None where none was recorded."""
     words = _words(recorded.get(COMMAND))
-    script = Path(next((word for word in words if word.endswith(".py")), "".join(words[:1]))).name
-    return f"made {ago}" + (f" by {script}" if script.isprintable() and script else "")
+    name = next((word for word in words if word.endswith(".py")), "".join(words[:1]))
+    return Path(name).name or None
 
 
 def _words(command: object) -> list[str]:
@@ -114,10 +120,10 @@ def _words(command: object) -> list[str]:
     return [str(word) for word in words] if isinstance(words, list) else []
 
 
-def _ago(seconds: float) -> str:
+def ago(seconds: float) -> str:
     """Return how long ago something was, in whole units.
 
-    >>> _ago(3 * 86400 + 5), _ago(60), _ago(1)
+    >>> ago(3 * 86400 + 5), ago(60), ago(1)
     ('3 days ago', '1 minute ago', 'less than a minute ago')
     """
     for unit, length in _UNITS.items():
@@ -296,15 +302,19 @@ def joined_mapping(mappings: Mapping[str, Mapping[str, object]]) -> dict[str, An
     return {**alike, SETS: apart} if any(apart.values()) else alike
 
 
-def damage_of(opened: Generation, *, arrays: bool, alone: bool = False) -> Iterator[str]:
+def damage_of(
+    opened: Generation, *, arrays: bool, alone: bool = False, tell: Tell = nobody
+) -> Iterator[Damage]:
     """Compare all files of a cache, of each of its sets, with what their parents say of them.
 
-    With `alone`, those of the generation that is open, and of no other one.
+    With `alone`, those of the generation that is open, and of no other one. `tell` is called with
+    the bytes of containers that were read, again and again.
     """
     for each in opened.sets.values() or (opened,):
         manifest = replace(each.manifest, previous=None, tags={}) if alone else each.manifest
+        roots = each.settings.roots
         yield from all_damage(
-            each.path, manifest, each.index, arrays=arrays, roots=each.settings.roots
+            each.path, manifest, each.index, arrays=arrays, roots=roots, tell=tell
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from featcache._checks import directory
-from featcache._loading import without_torch
+from featcache._tensors import as_tensor
 from featcache.declaration import dtype_name
 from featcache.format.feature_sets import set_of, stored_sets
 from featcache.format.files import as_id, reading
@@ -17,7 +17,7 @@ from featcache.reading.generation import Generation, OpenSettings
 from featcache.reading.opening import Expectation
 
 if TYPE_CHECKING:
-    import torch
+    from featcache._tensors import Tensor
 
 
 class FeatureReader:
@@ -65,27 +65,22 @@ class FeatureReader:
         self._settings = OpenSettings(mapped, check_reads, roots=absolute_roots(roots))
         self._expectation = Expectation.of(expect).with_what_is_there(self._place)
 
-    def __call__(self, id: str) -> torch.Tensor:
+    def __call__(self, id: str) -> Tensor:
         """Return the tensor of an utterance; raises `KeyNotFoundError` for an unknown id."""
         return self.read(id)
 
-    def read(self, id: str, start: int | None = None, stop: int | None = None) -> torch.Tensor:
+    def read(self, id: str, start: int | None = None, stop: int | None = None) -> Tensor:
         """Return the frames from `start` to before `stop` of an utterance, as `Cache.read` does.
 
         An id that is a whole number, or a tensor of one, is taken as text.
         """
-        try:
-            import torch
-        except ModuleNotFoundError as error:
-            raise without_torch("featcache.FeatureReader") from error
-
         id = cast(str, as_id(id))
         opened = self.opened
         arrays = opened.arrays(self.feature)
-        tensor = torch.from_numpy(arrays.read(opened.row(id), start, stop, id=id))
-        if arrays.declared_dtype == "bfloat16":
-            tensor = tensor.view(torch.bfloat16)
-        return tensor if self._dtype is None else tensor.to(getattr(torch, self._dtype))
+        stored = arrays.read(opened.row(id), start, stop, id=id)
+        return as_tensor(
+            stored, arrays.declared_dtype, self._dtype, needed_by="featcache.FeatureReader"
+        )
 
     def lengths(self, ids: Iterable[str] | None = None) -> list[int]:
         """Return the frames of all utterances in row order, or of some.

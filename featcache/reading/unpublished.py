@@ -15,15 +15,23 @@ from typing import NamedTuple
 import numpy as np
 
 from featcache.container_files import bytes_at
+from featcache.container_files.lock import HOLDER, holder, is_locked, may_live
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CorruptCacheError
 from featcache.format.files import open_within
 from featcache.format.index import UNKNOWN, Index, Stamps
-from featcache.format.journal import NAME, Header, Placed, Utterance, record_of
+from featcache.format.journal import NAME, Header, Placed, Utterance, read_journal, record_of
 from featcache.format.journal import NAME as JOURNAL
-from featcache.format.lock import HOLDER, holder, is_locked, may_live
 from featcache.format.manifest import PARTS, Manifest
-from featcache.format.part import PART_NAME, SEAL, SealedPart, as_known, checksum, read_part
+from featcache.format.part import (
+    PART_NAME,
+    SEAL,
+    SealedPart,
+    as_known,
+    checksum,
+    part_directories,
+    read_part,
+)
 from featcache.interface import Array, EncodedArray, Ints
 from featcache.reading.feature_arrays import FeatureArrays, OpenedPart, joined
 
@@ -249,3 +257,25 @@ class Unpublished:
             return bytes_at(descriptor, nbytes, offset)
         finally:
             os.close(descriptor)
+
+
+def count_unpublished(cache: Path, manifest: Manifest) -> int:
+    """Count the durable utterances of the build that is written which no generation holds yet."""
+    known = {entry.name for entry in manifest.parts}.union(manifest.replaced)
+    deleted = {each.name: each.tombstones for each in manifest.building_parts}
+    count = 0
+    for directory in part_directories(cache):
+        name = directory.name
+        if name in known:
+            continue
+        found = read_part(cache, name) or read_journal(cache, f"{PARTS}/{name}")
+        if found is None or found.header.replaces:  # copies of what is there
+            continue
+        if not manifest.is_building(found.header.build, found.header.fingerprint):
+            continue
+        if isinstance(found, SealedPart):
+            stones = deleted.get(name)
+            count += found.entry.rows - (0 if stones is None else stones.rows)
+        else:
+            count += len(found.utterances)
+    return count

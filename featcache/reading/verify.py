@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ParamSpec
+from typing import NamedTuple, ParamSpec
 
 import numpy as np
 import xxhash
 
 from featcache.container_files import PAGE_BYTES, Pages, bytes_at
 from featcache.declaration import FEW_FRAMES, FrameTimes
-from featcache.errors import CacheError, CorruptCacheError
+from featcache.errors import CacheError, CorruptCacheError, NotACacheError, counted
 from featcache.format.columns import ColumnFile
 from featcache.format.files import open_there, open_within
 from featcache.format.index import (
@@ -38,6 +40,27 @@ from featcache.format.manifest import (
 from featcache.format.part import COLUMNS, SEAL, read_part
 from featcache.interface import Ints
 from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Containers, Roots
+
+# Errors of reading that are damage, and not a lack of rights, of open files or of memory.
+
+_DAMAGE = (errno.EIO, errno.ENOENT, errno.ENOTDIR, errno.EBADMSG, errno.EOVERFLOW)
+
+
+@contextlib.contextmanager
+def unless_damaged() -> Iterator[None]:
+    """End a block at an error of reading that is damage; others are raised.
+
+    So are those of a format that this featcache does not know.
+    """
+    try:
+        yield
+    except (CorruptCacheError, NotACacheError):
+        pass
+    except OSError as error:
+        cause = error.__cause__ if isinstance(error, CacheError) else error
+        if not (isinstance(cause, OSError) and cause.errno in _DAMAGE):
+            raise
+
 
 # Damage of containers, page by page, and of the arrays on damaged pages.
 
@@ -97,10 +120,60 @@ class ContainerPages:
         return pages
 
 
-def page_damage(index: Index, container: int, known: ContainerPages) -> Iterator[str]:
+class DamagedArray(NamedTuple):
+    """An array that has not its checksum, and the damaged pages that it lies on."""
+
+    id: str
+    feature: str
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PageDamage:
+    """Pages of a container that are not what was written; as text, a sentence.
+
+    Attributes:
+        container: its path.
+        pages: their numbers; None where the checksums of the pages are damaged, too.
+        arrays: those on them that do not have their checksum.
+    """
+
+    container: str
+    pages: tuple[int, ...] | None
+    arrays: tuple[DamagedArray, ...]
+
+    def __str__(self) -> str:
+        where = "" if self.pages is None else f" on {counted(len(self.pages), 'page')}"
+        text = f"container {self.container!r} is damaged{where}"
+        if not self.arrays:
+            return f"{text}, but in none of its arrays"
+        ids = list(dict.fromkeys(array.id for array in self.arrays))
+        told = ", ".join(map(repr, ids[:5])) + ", ..." * (len(ids) > 5)
+        return f"{text}: utterances that are not what was written: {len(ids)}, {told}"
+
+
+Damage = str | PageDamage
+
+
+Tell = Callable[[int], object]
+_PAGES_AT_ONCE = 256
+
+
+def nobody(nbytes: int) -> None:
+    """Ignore how many bytes were read."""
+
+
+def page_damage(
+    index: Index,
+    container: int,
+    known: ContainerPages,
+    containers: Containers,
+    tell: Tell = nobody,
+) -> Iterator[Damage]:
     """Read a container and compare its pages, naming the utterances on those that differ.
 
-    Where the checksums of the pages are themselves damaged, those of the arrays must do.
+    Where the checksums of the pages are themselves damaged, those of the arrays must do. `tell` is
+    called with the bytes that were read, again and again.
     """
     pages: Pages | None = None
     try:
@@ -108,59 +181,95 @@ def page_damage(index: Index, container: int, known: ContainerPages) -> Iterator
     except CacheError:
         yield f"container {known.file(container)!r}: {WRONG_PAGES}"
     with contextlib.suppress(CacheError, FileNotFoundError):  # told by `container_damage`
-        yield from _array_damage(known, index, container, pages)
-
-
-def _array_damage(
-    known: ContainerPages, index: Index, container: int, pages: Pages | None
-) -> Iterator[str]:
-    path = known.file(container)
-    with os.fdopen(known.open(container), "rb") as file:
-        descriptor = file.fileno()
-        if os.fstat(descriptor).st_size != index.containers.sizes[container]:
-            return
-        wrong = None if pages is None else np.flatnonzero(pages_of(descriptor) != pages)
+        with os.fdopen(known.open(container), "rb") as file:
+            if os.fstat(file.fileno()).st_size != index.containers.sizes[container]:
+                return
+            wrong = None if pages is None else wrong_pages(file.fileno(), pages, tell)
         if wrong is not None and not len(wrong):
             return
-        rows = _damaged_rows(descriptor, index, container, wrong)
-    where = "" if wrong is None else f" on {len(wrong)} pages"
-    if rows:
-        ids = ", ".join(repr(index.id(row)) for row in rows[:5]) + ", ..." * (len(rows) > 5)
-        yield (
-            f"container {path!r} is damaged{where}: utterances that are not what was "
-            f"written: {len(rows)}, {ids}"
-        )
-    elif wrong is not None:
-        yield f"container {path!r} is damaged{where}, but in none of its arrays"
+        arrays = tuple(_damaged_arrays(containers, index, container, wrong))
+        if arrays or wrong is not None:
+            numbers = None if wrong is None else tuple(wrong.tolist())
+            yield PageDamage(known.file(container), numbers, arrays)
 
 
-def _damaged_rows(descriptor: int, index: Index, container: int, pages: Ints | None) -> list[int]:
-    """Return the rows of damaged arrays in a container, on some pages of it.
+def wrong_pages(descriptor: int, pages: Pages, tell: Tell = nobody) -> Ints:
+    """Return the numbers of the pages of an open file that are not what was written.
 
-    They do not have their checksum.
+    Those that it lacks, and those that the disk cannot read, are among them.
     """
-    damaged: set[int] = set()
-    for columns in index.features.values():
-        extents = np.flatnonzero(columns.container == container)
-        if pages is not None:
-            first = columns.offset[extents] // PAGE_BYTES
-            last = (columns.offset[extents] + columns.nbytes[extents] - 1) // PAGE_BYTES
-            extents = extents[pages.searchsorted(first) < pages.searchsorted(last, side="right")]
-        rows = np.unique(columns.first.searchsorted(extents, side="right") - 1)
-        damaged.update(
-            row for row in rows.tolist() if not _is_whole(descriptor, columns, row, container)
-        )
-    return sorted(damaged)
+    wrong: list[int] = []
+    for first in range(0, len(pages), _PAGES_AT_ONCE):
+        expected = pages[first : first + _PAGES_AT_ONCE]
+        with unless_damaged():
+            found = pages_of(descriptor, first, _PAGES_AT_ONCE)
+            differ = np.ones(len(expected), bool)
+            differ[: len(found)] = found[: len(expected)] != expected[: len(found)]
+            wrong += (first + np.flatnonzero(differ)).tolist()
+            tell(len(found) * PAGE_BYTES)
+            continue
+        numbers = range(first, first + len(expected))  # one of them cannot be read: each by itself
+        wrong += [at for at in numbers if not _is_page(descriptor, at, int(pages[at]))]
+    return np.array(wrong, np.int64)
 
 
-def _is_whole(descriptor: int, columns: FeatureColumns, row: int, container: int) -> bool:
-    """Whether an array has its checksum; not, if other containers hold some of it."""
+def _is_page(descriptor: int, number: int, expected: int) -> bool:
+    with unless_damaged():
+        page = bytes_at(descriptor, PAGE_BYTES, number * PAGE_BYTES)
+        return len(page) > 0 and xxhash.xxh3_64_intdigest(page) == expected
+    return False
+
+
+def _damaged_arrays(
+    containers: Containers, index: Index, container: int, pages: Ints | None
+) -> Iterator[DamagedArray]:
+    """Yield the arrays in a container, on some pages of it, that do not have their checksum."""
+    found: list[tuple[int, str, tuple[int, ...]]] = []
+    for name, columns in index.features.items():
+        for row in rows_on_pages(columns, container, pages).tolist():
+            if not has_checksum(containers, columns, row):
+                mine = np.intersect1d(
+                    [] if pages is None else pages, pages_under(columns, row, container)
+                )
+                found.append((row, name, tuple(map(int, mine.tolist()))))
+    return (DamagedArray(index.id(row), name, numbers) for row, name, numbers in sorted(found))
+
+
+def rows_on_pages(columns: FeatureColumns, container: int, pages: Ints | None) -> Ints:
+    """Return the rows of a feature with bytes on some pages of a container, ascending; None: any.
+
+    Raises `IndexError` where the columns do not fit each other.
+    """
+    extents = np.flatnonzero(columns.container == container)
+    if pages is not None:
+        first = columns.offset[extents] // PAGE_BYTES
+        last = (columns.offset[extents] + columns.nbytes[extents] - 1) // PAGE_BYTES
+        extents = extents[pages.searchsorted(first) < pages.searchsorted(last, side="right")]
+    return np.unique(columns.first.searchsorted(extents, side="right") - 1)
+
+
+def pages_under(columns: FeatureColumns, row: int, container: int) -> Ints:
+    """Return the pages of a container on which an array lies, ascending."""
+    found = [np.empty(0, np.int64)]
+    for at in range(int(columns.first[row]), int(columns.first[row + 1])):
+        if columns.container[at] == container and columns.nbytes[at] > 0:
+            offset, nbytes = int(columns.offset[at]), int(columns.nbytes[at])
+            found.append(np.arange(offset // PAGE_BYTES, (offset + nbytes - 1) // PAGE_BYTES + 1))
+    return np.unique(np.concatenate(found))
+
+
+def has_checksum(containers: Containers, columns: FeatureColumns, row: int) -> bool:
+    """Whether the bytes of an array have its checksum; not, if they cannot be read."""
+    first, last = int(columns.first[row]), int(columns.first[row + 1])
+    if not 0 <= first <= last <= len(columns.offset):
+        return False
     state = xxhash.xxh3_64()
-    for extent in range(int(columns.first[row]), int(columns.first[row + 1])):
-        if columns.container[extent] != container:
-            return False
-        state.update(bytes_at(descriptor, int(columns.nbytes[extent]), int(columns.offset[extent])))
-    return state.intdigest() == int(columns.checksum[row])
+    with unless_damaged():
+        for at in range(first, last):
+            place = int(columns.container[at]), int(columns.offset[at]), int(columns.nbytes[at])
+            state.update(containers.view(*place).data)
+        return state.intdigest() == int(columns.checksum[row])
+    return False
 
 
 # Utterances whose features do not end together, by their lengths and `frame_s`.
@@ -201,15 +310,14 @@ def tell_unequal_ends(cache: Path, manifest: Manifest, index: Index) -> None:
 P = ParamSpec("P")
 MOST_TOLD = 20
 WHAT_TO_DO = (
-    "of each of these files: put it back, as it was written; or remove the part that it lies in, "
-    "or featcache.json if it lies in none, and write the cache again: all else that is sealed is "
-    "kept"
+    "put each of these files back, as it was written; or save all that is intact, and see what is "
+    "lost, with featcache.store.repair(path) (first with dry_run=True)"
 )
 
 
-def raise_damage(found: Iterable[str], what: str = "") -> None:
+def raise_damage(found: Iterable[Damage], what: str = "") -> None:
     """Raise `CorruptCacheError` with all sentences about damage, if there are any."""
-    sentences = list(dict.fromkeys(found))  # generations share parts, and their damage
+    sentences = list(dict.fromkeys(map(str, found)))  # generations share parts, and their damage
     if sentences:
         more = [f"... and {len(sentences) - MOST_TOLD} more"] if len(sentences) > MOST_TOLD else []
         raise CorruptCacheError(
@@ -241,11 +349,11 @@ def container_damage(
             yield str(error)
 
 
-def _told(check: Callable[P, Iterable[str]]) -> Callable[P, Iterator[str]]:
+def _told(check: Callable[P, Iterable[Damage]]) -> Callable[P, Iterator[Damage]]:
     """Decorate a check that says what is damaged: an error that ends it is its last sentence."""
 
     @functools.wraps(check)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> Iterator[str]:
+    def checked(*args: P.args, **kwargs: P.kwargs) -> Iterator[Damage]:
         try:
             yield from check(*args, **kwargs)
         except FileNotFoundError as error:
@@ -257,8 +365,14 @@ def _told(check: Callable[P, Iterable[str]]) -> Callable[P, Iterator[str]]:
 
 
 def all_damage(
-    cache: Path, manifest: Manifest, index: Index, *, arrays: bool, roots: Roots = NO_ROOTS
-) -> Iterator[str]:
+    cache: Path,
+    manifest: Manifest,
+    index: Index,
+    *,
+    arrays: bool,
+    roots: Roots = NO_ROOTS,
+    tell: Tell = nobody,
+) -> Iterator[Damage]:
     """Compare all files of a cache with what their parents say of them.
 
     Args:
@@ -267,6 +381,7 @@ def all_damage(
         index: that of the current generation.
         arrays: read the containers, too, not only their sizes.
         roots: places of adopted sources that count in place of those that the cache knows.
+        tell: is called with the bytes of containers that were read, again and again.
     """
     kept = list(kept_manifests(cache))
     for name in filter(None, {manifest.name, manifest.previous, *manifest.tags.values()}):
@@ -274,16 +389,16 @@ def all_damage(
             yield f"{str(cache / manifest_file(name))!r} is missing"
     if manifest.index:
         yield from _column_damage(cache, manifest.index, manifest.index_digest)
-    yield from _generation_damage(cache, manifest, index, arrays, roots)
+    yield from _generation_damage(cache, manifest, index, arrays, roots, tell)
     yield from _building_damage(cache, manifest)
     for name in kept:
-        yield from _kept_damage(cache, name, manifest, arrays, roots)
+        yield from _kept_damage(cache, name, manifest, arrays, roots, tell)
 
 
 @_told
 def _kept_damage(
-    cache: Path, name: str, current: Manifest, arrays: bool, roots: Roots
-) -> Iterator[str]:
+    cache: Path, name: str, current: Manifest, arrays: bool, roots: Roots, tell: Tell
+) -> Iterator[Damage]:
     """Compare what must be whole of a generation whose manifest is kept."""
     manifest = read_manifest(cache, manifest_file(name))
     if manifest.name != name:
@@ -296,11 +411,11 @@ def _kept_damage(
     if tagged:
         with ColumnFile(cache, manifest.index, expected=manifest.index_digest) as file:
             index = read_index(file, list(manifest.features))
-        yield from _generation_damage(cache, manifest, index, arrays, roots)
+        yield from _generation_damage(cache, manifest, index, arrays, roots, tell)
 
 
 @_told
-def _building_damage(cache: Path, manifest: Manifest) -> Iterator[str]:
+def _building_damage(cache: Path, manifest: Manifest) -> Iterator[Damage]:
     """Compare what belongs to a build that is being written, unless its writer is at work on it."""
     files = (_file_damage(cache, *each) for each in manifest.building_files.items())
     parts = (_part_damage(cache, entry) for entry in manifest.building_parts)
@@ -310,8 +425,8 @@ def _building_damage(cache: Path, manifest: Manifest) -> Iterator[str]:
 
 
 def _generation_damage(
-    cache: Path, manifest: Manifest, index: Index, arrays: bool, roots: Roots
-) -> Iterator[str]:
+    cache: Path, manifest: Manifest, index: Index, arrays: bool, roots: Roots, tell: Tell
+) -> Iterator[Damage]:
     adopted = AdoptedFiles.of(cache, manifest.parts, index.containers, roots)
     for path, expected in manifest.files.items():
         yield from _file_damage(cache, path, expected)
@@ -320,9 +435,10 @@ def _generation_damage(
     yield from container_damage(cache, index.containers, adopted=adopted)
     if arrays:
         known = ContainerPages(cache, manifest, index.containers, adopted)
+        containers = Containers(cache, index.containers, mapped=False, adopted=adopted)
         collected = np.array([part.is_collected for part in manifest.parts], bool)
         for container in np.flatnonzero(collected[index.containers.parts]).tolist():
-            yield from page_damage(index, container, known)
+            yield from page_damage(index, container, known, containers, tell)
 
 
 @_told
@@ -342,7 +458,7 @@ def _file_damage(cache: Path, path: str, expected: str) -> Iterator[str]:
 
 
 @_told
-def _part_damage(cache: Path, entry: PartEntry) -> Iterator[str]:
+def _part_damage(cache: Path, entry: PartEntry) -> Iterator[Damage]:
     directory = f"{PARTS}/{entry.name}"
     part = read_part(cache, entry.name)
     if part is None:

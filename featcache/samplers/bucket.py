@@ -8,7 +8,6 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -22,7 +21,7 @@ from featcache.interface import Ints
 from featcache.reading.opening import CachePath
 from featcache.samplers.batches import Batches
 from featcache.samplers.epoch import EpochSampler, State, shuffled_in_groups, split_up
-from featcache.samplers.order import Order, drawn, share_of
+from featcache.samplers.order import drawn, orders, share_of
 from featcache.tables.columns import stable_order
 from featcache.tables.table import (
     FeatureTable,
@@ -326,9 +325,12 @@ class BucketBatchSampler(EpochSampler):
     def _ordered(self, key: int) -> Ints:
         """Return the rows by length, those of about the same length in random order."""
         rows = self._rows.copy()
-        bounds = _bucket_ends(self._longest[rows], share_of(drawn(key, "bounds")))
-        for number, (begin, end) in enumerate(pairwise(bounds)):
-            rows[begin:end] = rows[begin:end][Order(end - begin, drawn(key, "bucket", number))[:]]
+        ends = _bucket_ends(self._longest[rows], share_of(drawn(key, "bounds")))
+        sizes = np.diff(ends)
+        several = np.flatnonzero(sizes > 1)
+        keys = [drawn(key, "bucket", number) for number in several.tolist()]
+        for begin, order in zip(ends[several], orders(sizes[several], keys), strict=True):
+            rows[begin : begin + len(order)] = rows[begin:][order]
         return rows
 
     def _batches_of(self, rows: Ints, ends: Ints) -> Batches:
@@ -379,10 +381,10 @@ class BucketBatchSampler(EpochSampler):
         return f"row {row}" if self.table is None else f"{self.table.id(row)!r} (row {row})"
 
 
-def _bucket_ends(frames: Ints, phase: float) -> list[int]:
+def _bucket_ends(frames: Ints, phase: float) -> Ints:
     """Return where sorted lengths pass from one bucket to the next.
 
     Each is SPREAD times as long as the one before.
     """
     exponents = np.arange(np.log(max(frames[-1], 1)) / np.log(SPREAD) + 1) + phase
-    return [0, *np.searchsorted(frames, SPREAD**exponents).tolist(), len(frames)]
+    return np.concatenate([[0], np.searchsorted(frames, SPREAD**exponents), [len(frames)]])

@@ -14,13 +14,14 @@ library, machine or number of ranks changes it (where buckets of lengths begin i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import xxhash
 
 from featcache._cached import cached_property
 from featcache.errors import StateError
+from featcache.format.columns import ends_of
 from featcache.format.index import Hashes
 from featcache.interface import Ints
 from featcache.tables.columns import mixed
@@ -80,7 +81,7 @@ class Order:
         return piece
 
     def _few(self, places: Hashes) -> Ints:
-        return np.argsort(mixed(places, self._key or 0), kind="stable")
+        return mixed(places, self._key or 0).argsort()  # no two are alike: it is one to one
 
     def _many(self, places: Hashes) -> Ints:
         found = self._network(places)
@@ -105,6 +106,16 @@ class Order:
     @cached_property
     def _keys(self) -> list[int]:
         return [drawn(self._key or 0, number) for number in range(ROUNDS)]
+
+
+def orders(counts: Ints, keys: Sequence[int]) -> Iterator[Ints]:
+    """Yield `Order(count, key)[:]` of each: the bits of all that are few are drawn at once."""
+    few = np.where(counts <= FEW, counts, 0)
+    ends = ends_of(few)
+    places = np.arange(ends[-1]) - np.repeat(ends[:-1], few)
+    bits = mixed(places.astype(np.uint64), np.repeat(np.array(keys, np.uint64), few))
+    for count, key, begin, end in zip(counts.tolist(), keys, ends[:-1], ends[1:], strict=True):
+        yield bits[begin:end].argsort() if count <= FEW else Order(count, key)[:]
 
 
 def check_version(state: Mapping[str, object]) -> None:

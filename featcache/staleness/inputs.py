@@ -9,7 +9,6 @@ import enum
 import os
 import re
 import stat
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -23,6 +22,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from featcache._tensors import is_tensor
 from featcache.interface import Array
 
 if TYPE_CHECKING:
@@ -313,10 +313,9 @@ class _Digest:
             self.add(value[key])
 
     def _add_other(self, value: object) -> None:
-        torch = sys.modules.get("torch")  # a tensor can only come from a loaded torch
         if isinstance(value, np.ndarray | np.generic):
             self._add_array(np.asarray(value))
-        elif torch is not None and isinstance(value, torch.Tensor):
+        elif is_tensor(value):
             self._add_tensor(value)
         elif isinstance(value, bytes | bytearray):
             self.samples |= len(value) >= _SAMPLES

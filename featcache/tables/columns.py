@@ -297,10 +297,11 @@ def drawn_parts(hashes: Hashes, seed: int, sizes: Sequence[int] | Ints) -> list[
     return [np.flatnonzero(part_of == part) for part in range(len(sizes))]
 
 
-def mixed(hashes: Hashes, seed: int) -> Hashes:
-    """Return numbers drawn for hashes."""
+def mixed(hashes: Hashes, seed: int | Hashes) -> Hashes:
+    """Return numbers drawn for hashes, by one seed or one of each."""
     # the mixing of splitmix64: Steele, Lea & Flood, OOPSLA 2014
-    drawn = hashes + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
+    seeds: Hashes = np.array([seed % 2**64], np.uint64) if isinstance(seed, int) else seed
+    drawn: Hashes = hashes + (seeds + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     drawn = (drawn ^ (drawn >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     drawn = (drawn ^ (drawn >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return drawn ^ (drawn >> np.uint64(31))
@@ -326,7 +327,7 @@ def sampled_rows(table: FeatureTable, amount: float, seed: int) -> Ints:
             f"a sample of {amount!r} cannot be drawn from {len(table)} utterances; give a share "
             "from 0.0 to 1.0, or a number of them"
         )
-    whole_number("seed", seed, 0)
+    seed = whole_number("seed", seed, 0)
     return drawn_parts(table.selection.hashes(), seed, [count])[0]
 
 
@@ -334,7 +335,7 @@ def split_rows(
     table: FeatureTable, shares: Mapping[str, float], by: str | None, seed: int
 ) -> dict[str, Ints]:
     """Return the rows of each part, in their order; no value of the column `by` is in two parts."""
-    whole_number("seed", seed, 0)
+    seed = whole_number("seed", seed, 0)
     _check_shares(shares)
     wanted = np.array(list(shares.values()), float) * len(table) / sum(shares.values())
     if by is None:

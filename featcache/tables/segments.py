@@ -23,7 +23,6 @@ from featcache.format.index import Hashes, hash_of
 from featcache.interface import Ints
 from featcache.tables.blocks import RowMap
 from featcache.tables.times import Alignment, RecordingTimes, Spans
-from featcache.writing.annotate import DELIMITERS, entries_of
 
 if TYPE_CHECKING:
     from featcache.tables.table import FeatureTable
@@ -207,7 +206,7 @@ class Cuts:
 Segment = tuple[str, float, float] | tuple[str, float, float, Mapping[str, object]]
 ListSource = Mapping[str, Segment] | str | PathLike[str]
 _COLUMNS = ("recording", "start_s", "stop_s")
-_SUFFIXES = (*DELIMITERS, ".jsonl")
+_SUFFIXES = (".csv", ".tsv", ".jsonl")
 _Line = tuple[str, str, object, object, Mapping[str, object]]  # id and recording, times, all else
 
 
@@ -329,6 +328,8 @@ def _of_mapping(source: Mapping[str, Segment]) -> Iterator[_Line]:
 
 
 def _of_file(path: Path, kinds: Mapping[str, str]) -> Iterator[_Line]:
+    from featcache.writing.annotate import entries_of
+
     for id, entry in entries_of(path, {**kinds, **dict.fromkeys(_COLUMNS, "str")}):
         values = dict(entry)
         if lacking := [name for name in _COLUMNS if name not in values]:

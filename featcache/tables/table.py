@@ -427,7 +427,7 @@ def within_table(dataset: object) -> tuple[HasTable, FeatureTable] | None:
 
     None for other data sets.
     """
-    if isinstance(dataset, HasTable):
+    if isinstance(dataset, FeatureTable | HasTable):
         return dataset, dataset.table
     found = within_table(dataset.dataset) if isinstance(dataset, HasSome) else None
     if found is None:

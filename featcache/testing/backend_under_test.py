@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from featcache._tensors import ArrayLike
 from featcache.declaration import DTYPES, FeatureStorageConfig
 from featcache.format.files import from_storage
 from featcache.interface import Array, EncodedArray, FeatureSpec, storage_dtype
 from featcache.registry import RAW, get_codec
 from featcache.store import Cache
-from featcache.writing.arrays import ArrayLike
 from featcache.writing.cache_writer import CacheWriter
 
 if TYPE_CHECKING:

@@ -8,18 +8,17 @@ from __future__ import annotations
 import itertools
 import logging
 import operator
-import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar, Union, get_args
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from featcache._tensors import ArrayLike, Lengths, as_numpy, to_bfloat16
 from featcache.container_files import EncodedArrays
 from featcache.declaration import MANY_FRAMES, FeatureStorageConfig, FrameTimes, first_contradiction
 from featcache.errors import ConfigError, FeatureError, nearest
@@ -30,10 +29,6 @@ from featcache.format.part import checksums
 from featcache.interface import Array, Blocks, Bytes, EncodedArray, FeatureSpec, storage_dtype
 from featcache.registry import RAW
 from featcache.stats import FeatureStats
-
-if TYPE_CHECKING:
-    import torch
-
 
 # `CopyMemory`: memory for copies of arrays, used again once nobody looks at them any more.
 #
@@ -143,8 +138,6 @@ class CheckedUtterances:
 
 # Arrays of the user as they are stored: checked, cast and copied.
 
-ArrayLike = Union[Array, np.generic, "torch.Tensor"]
-Lengths = Union[Sequence[int], NDArray[np.integer[Any]], "torch.Tensor"]
 MAX_RANK = 4
 _MEND = "mend it, or declare a dtype that holds it"
 
@@ -234,25 +227,6 @@ def converted(
     return np.asarray(numbers, order="C")
 
 
-def as_numpy(value: ArrayLike) -> tuple[Array, bool]:
-    """Return a NumPy array over the value, and whether it holds the bits of bfloat16."""
-    torch = sys.modules.get("torch")  # a tensor can only come from a loaded torch
-    if torch is not None and isinstance(value, torch.Tensor):
-        tensor = value.detach()
-        try:
-            tensor = tensor.cpu().resolve_conj().resolve_neg()
-            if tensor.dtype == torch.bfloat16:
-                return tensor.contiguous().view(torch.uint16).numpy(), True
-            return tensor.numpy(), False
-        # sparse, quantised, without data, or of a dtype that numpy lacks
-        except (TypeError, RuntimeError) as error:
-            what = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
-            raise FeatureError(f"a tensor of {what} cannot be stored: {error}") from error
-    if isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, np.ma.MaskedArray):
-        return np.asarray(value), False
-    raise FeatureError(f"a numpy array or a torch tensor is needed, not {type(value).__name__}")
-
-
 def _check_finite(array: Array, feature: FeatureStorageConfig) -> None:
     if feature.nonfinite == "raise":
         finite = np.isfinite(array)
@@ -281,11 +255,9 @@ def _cast(array: Array, dtype: np.dtype[np.generic]) -> Array:
 
 
 def _to_bfloat16(array: Array) -> Array:
-    import torch
-
     with np.errstate(over="ignore"):
         single = np.array(array, np.float32, order="C")
-    stored = torch.from_numpy(single).to(torch.bfloat16).view(torch.uint16).numpy()
+    stored = to_bfloat16(single)
     _check_overflow(array, from_bfloat16(stored), "bfloat16")
     return stored
 

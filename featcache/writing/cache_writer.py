@@ -8,12 +8,13 @@ from typing import Self
 
 from featcache._checks import are_listed, directory
 from featcache._closing import close_after
+from featcache._tensors import ArrayLike
 from featcache.declaration import Features, by_name
 from featcache.errors import ConfigError, KeyNotFoundError
 from featcache.format.files import check_id
 from featcache.format.index import UNKNOWN, Stamps, check_stamps
 from featcache.format.manifest import MOST_BYTES, check_role
-from featcache.writing.arrays import ArrayLike, BatchLayout, LengthsByFeature
+from featcache.writing.arrays import BatchLayout, LengthsByFeature
 from featcache.writing.session import WriteSession
 from featcache.writing.sets import directory_to_write
 

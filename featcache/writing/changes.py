@@ -49,13 +49,14 @@ def remaining_stats(
     gone = sum(int(nbytes[first[row] : first[row + 1]].sum()) for row in left_out.tolist())
     dims = part.header.dims[name]
     if 2 * gone < int(nbytes.sum()) and is_lossless(declared["codec"]):
-        found = index.stats[name].without(_stats_of(arrays, left_out.tolist(), dims))
+        found = index.stats[name].without(stats_of(arrays, left_out.tolist(), dims))
         if found is not None:
             return found
-    return _stats_of(arrays, np.setdiff1d(np.arange(len(index)), left_out).tolist(), dims)
+    return stats_of(arrays, np.setdiff1d(np.arange(len(index)), left_out).tolist(), dims)
 
 
-def _stats_of(arrays: FeatureArrays, rows: Iterable[int], dims: tuple[int, ...]) -> FeatureStats:
+def stats_of(arrays: FeatureArrays, rows: Iterable[int], dims: tuple[int, ...]) -> FeatureStats:
+    """Return the statistics of some rows of a feature."""
     stats = FeatureStats.empty(dims)
     for row in rows:
         frames = from_storage(arrays.read(row), arrays.declared_dtype)

@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from featcache._checks import are_listed
-from featcache.container_files import PAGE_BYTES, Pages
+from featcache.container_files import PAGE_BYTES, Pages, write_durably
 from featcache.errors import (
     CacheError,
     ConfigError,
@@ -26,19 +26,16 @@ from featcache.errors import (
     UnknownNameError,
     nearest,
 )
-from featcache.format.feature_sets import set_directories, set_names
-from featcache.format.files import explained, from_storage, reading, write_durably
+from featcache.format.feature_sets import every_directory
+from featcache.format.files import explained, from_storage, reading
 from featcache.format.index import FeatureColumns, Index, container_digest, page_count, pages_of
 from featcache.format.manifest import (
     PARTS,
-    BuildState,
     Manifest,
-    generation_number,
     manifest_file,
     of_role,
     read_kept,
     read_manifest,
-    tags_of,
 )
 from featcache.format.part import SEAL, SealedPart
 from featcache.interface import Ints
@@ -49,7 +46,7 @@ from featcache.stats import FeatureStats
 from featcache.writing.changes import Changes
 from featcache.writing.compact import UNCHANGED, live_rows, refused_tags, seal_again
 from featcache.writing.compact import compact as compact_parts
-from featcache.writing.held import HeldCache, held_to_edit
+from featcache.writing.held import HeldCache, check_not_overwritten, held_to_edit
 from featcache.writing.open_part import Declarations
 from featcache.writing.publish import ExpectedIds, prepared, publish
 from featcache.writing.session import WriteSession, session_of
@@ -276,7 +273,7 @@ def delete(cache: Path, ids: Iterable[str], roots: Roots = NO_ROOTS) -> None:
         raise ConfigError(f"the ids are a list of strings, not {ids!r}")
     listed = list(dict.fromkeys(ids))
     with ExitStack() as stack:
-        sessions = [stack.enter_context(_editing(directory)) for directory in _directories(cache)]
+        sessions = [stack.enter_context(_editing(each)) for each in every_directory(cache)]
         failed = {each.path: {*Generation.at(each.path).failed} for each in sessions}
         missing = [
             id
@@ -305,10 +302,20 @@ def delete(cache: Path, ids: Iterable[str], roots: Roots = NO_ROOTS) -> None:
             write_together(cache, after)
 
 
+def recover(cache: Path) -> None:
+    """Publish what killed writers had committed, in all feature sets.
+
+    Raises `CacheLockedError` if one of them lives, `CacheError` while the cache is overwritten.
+    """
+    with ExitStack() as stack:
+        for each in every_directory(cache):
+            stack.enter_context(_editing(each))
+
+
 def compact(cache: Path, *, drop_tags: bool) -> None:
     """Rewrite what holds deleted utterances, and small parts, as `Cache.compact` says."""
     with ExitStack() as stack:
-        sessions = [stack.enter_context(_editing(directory)) for directory in _directories(cache)]
+        sessions = [stack.enter_context(_editing(each)) for each in every_directory(cache)]
         caches = [session.held for session in sessions]
         tags = {tag for h in caches for tag in refused_tags(h.path, h.manifest, drop_tags)}
         if tags and len(sessions) > 1:  # a version goes with all its sets
@@ -321,19 +328,10 @@ def compact(cache: Path, *, drop_tags: bool) -> None:
 def collect(cache: Path, roots: Roots) -> None:
     """Collect checksums and statistics of adopted parts, as `Cache.collect` says."""
     with ExitStack() as stack:
-        for directory in _directories(cache):
+        for directory in every_directory(cache):
             if not read_manifest(directory).is_collected:
                 session = stack.enter_context(_editing(directory))
                 collect_parts(session.held, session.features, roots)
-
-
-def tags(cache: Path) -> dict[str, int]:
-    """Return the tags of a cache, and the numbers of the generations that they name."""
-    numbers: dict[str, int] = {}
-    for directory in _directories(cache):
-        for tag, name in tags_of(directory).items():
-            numbers[tag] = numbers.get(tag, 0) + generation_number(name)
-    return numbers
 
 
 def tag(cache: Path, name: str, generations: Collection[str]) -> None:
@@ -344,7 +342,7 @@ def tag(cache: Path, name: str, generations: Collection[str]) -> None:
             f"none of the last two, not {name!r}"
         )
     with ExitStack() as stack:
-        places = [stack.enter_context(held_to_edit(each)) for each in _directories(cache)]
+        places = [stack.enter_context(held_to_edit(each)) for each in every_directory(cache)]
         tagged = {
             held: generation
             for held in places
@@ -374,7 +372,7 @@ def tag(cache: Path, name: str, generations: Collection[str]) -> None:
 def untag(cache: Path, name: str) -> None:
     """Take a name away from a generation, and remove what only that kept."""
     with ExitStack() as stack:
-        places = [stack.enter_context(held_to_edit(each)) for each in _directories(cache)]
+        places = [stack.enter_context(held_to_edit(each)) for each in every_directory(cache)]
         having = [held for held in places if name in held.manifest.tags]
         if not having:
             known = {tag for held in places for tag in held.manifest.tags}
@@ -389,22 +387,12 @@ def _untagged(manifest: Manifest, names: Collection[str]) -> Manifest:
     return replace(manifest, tags=tags)
 
 
-def _directories(cache: Path) -> list[Path]:
-    """Return the directories of all feature sets, also of those that are not complete."""
-    with reading(cache):
-        return [*set_directories(cache, set_names(cache) or ()).values()]
-
-
 @contextmanager
 def _editing(cache: Path) -> Iterator[WriteSession]:
     """Write to a cache as it is declared."""
     with reading(cache):
         manifest = read_manifest(cache)
-    if manifest.state is BuildState.ASIDE:
-        raise CacheError(
-            f"cache {str(cache)!r} is being overwritten: finish that (overwrite=True, with what it "
-            "is made from), or give it up by opening a CacheWriter without overwrite"
-        )
+    check_not_overwritten(cache, manifest)
     with (
         session_of(cache, manifest.declared, manifest.made_from) as session,
         explained(cache, lambda: "what is published stays as it is"),

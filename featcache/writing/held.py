@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from featcache.container_files import sync_directory
+from featcache.container_files.lock import Held, WriterLock
 from featcache.errors import CacheError, CacheLockedError
 from featcache.format.files import explained, remove_unfinished
 from featcache.format.fingerprint import digest_of_canonical
 from featcache.format.index import Index
 from featcache.format.journal import Header, read_journal
-from featcache.format.lock import Held, WriterLock
 from featcache.format.manifest import (
     INDEX,
     KEPT_FILE,
@@ -27,6 +27,7 @@ from featcache.format.manifest import (
     NAME,
     OUTER,
     PARTS,
+    BuildState,
     Manifest,
     cache_of_set,
     check_writable,
@@ -55,6 +56,15 @@ def held_to_edit(cache: Path, patience_s: float = 0.0) -> Iterator[HeldCache]:
     with explained(cache, lambda: "the cache is as it was"), HeldCache(cache, patience_s) as held:
         check_writable(cache, held.manifest)
         yield held
+
+
+def check_not_overwritten(cache: Path, manifest: Manifest) -> None:
+    """Raise `CacheError` for a cache of which an overwrite is under way."""
+    if manifest.state is BuildState.ASIDE:
+        raise CacheError(
+            f"cache {str(cache)!r} is being overwritten: finish that (overwrite=True, with what it "
+            "is made from), or give it up by opening a CacheWriter without overwrite"
+        )
 
 
 class HeldCache(Held):
@@ -282,9 +292,10 @@ def remove_unnamed(held: HeldCache) -> None:
             entry.unlink(missing_ok=True)
     parts = [part for each in all_ for part in (*each.parts, *each.building_parts)]
     beside = {(part.name, each.file) for part in parts for each in part.beside}
-    for file in (each for part in part_directories(cache) for each in entries(part)):
-        if _BESIDE.fullmatch(file.name) and (file.parent.name, file.name) not in beside:
-            file.unlink(missing_ok=True)
+    for directory in part_directories(cache):
+        for file in entries(directory):
+            if _BESIDE.fullmatch(file.name) and (directory.name, file.name) not in beside:
+                (directory / file.name).unlink(missing_ok=True)
 
 
 def _header(cache: Path, name: str) -> Header | None:

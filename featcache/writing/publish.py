@@ -355,10 +355,31 @@ def publish(held: HeldCache, outcome: ExpectedIds, changes: Changes = _NO_CHANGE
 
 def prepared(held: HeldCache, outcome: ExpectedIds, changes: Changes) -> Manifest:
     """Make all durable that a generation names, and return its manifest, which is not written."""
-    cache, before, manifest = held.path, held.manifest, held.building
+    manifest = held.building
+    parts = with_changes(held.path, held.sealed(durably=True), changes, manifest)
+    after = generation_of(held.path, parts, held.manifest, manifest, outcome)
+    if changes.alone:
+        after = replace(after, previous=None)
+    return _without(replace(after, replaced=_replaced(held, changes)), changes)
+
+
+def generation_of(
+    cache: Path,
+    parts: list[SealedPart],
+    before: Manifest,
+    manifest: Manifest,
+    outcome: ExpectedIds,
+) -> Manifest:
+    """Write the columns of a generation durably, and return its manifest, which is not written.
+
+    Args:
+        cache: the cache directory.
+        parts: those of the generation, durable.
+        before: the generation before.
+        manifest: the same, with the fingerprint of the build that is being written.
+        outcome: the ids that are expected.
+    """
     names = list(manifest.features)
-    parts = held.sealed(durably=True)
-    parts = with_changes(cache, parts, changes, manifest)
     indexes = [part.stamped_index(cache, names) for part in parts]
     _check_dims(parts, names)
     parts, rows = _without_doubled(cache, parts, indexes, manifest)
@@ -367,18 +388,17 @@ def prepared(held: HeldCache, outcome: ExpectedIds, changes: Changes) -> Manifes
     complete, expected = completeness(outcome, before, rows.ids, failed, stored)
     name = new_generation_name(next_generation(cache, before))
     annotations = GenerationAnnotations(cache, before, parts, indexes, rows)
-    containers = _containers(cache, parts, indexes)
     columns = itertools.chain(
         index_columns(indexes, rows, names, merged_stats(cache, parts, manifest, indexes)),
-        containers.items(),
+        _containers(cache, parts, indexes).items(),
         string_columns("failed", Strings.of(failed)),
         annotations.columns(),
     )
     digest = save_columns(cache / index_file(name), columns)
-    after = replace(
+    return replace(
         manifest.published(),
         generation=generation_number(name),
-        previous=None if changes.alone else before.name or None,
+        previous=before.name or None,
         index=index_file(name),
         index_digest=digest,
         complete=complete,
@@ -386,10 +406,8 @@ def prepared(held: HeldCache, outcome: ExpectedIds, changes: Changes) -> Manifes
         rows=len(rows.ids),
         dims=parts[0].header.dims if parts else {},
         parts=tuple(part.entry for part in parts),
-        replaced=_replaced(held, changes),
         **_of_columns(before, indexes, annotations, parts),
     )
-    return _without(after, changes)
 
 
 def _without_doubled(

@@ -14,7 +14,7 @@ from store_helpers import make_cache
 import featcache
 from featcache.samplers import BucketBatchSampler, ShuffledBatchSampler
 from featcache.samplers.epoch import EpochSampler
-from featcache.samplers.order import VERSION, Order, drawn
+from featcache.samplers.order import VERSION, Order, drawn, orders
 from featcache.samplers.shuffled import PlainBatchSampler
 
 LENGTHS = np.arange(1, 41) * 37 % 41 + 10
@@ -84,6 +84,12 @@ def test_a_piece_of_an_order_is_computed_by_itself(count: int, seed: int, begin:
     whole = Order(count, drawn(seed))[:]
     assert sorted(whole.tolist()) == list(range(count))
     np.testing.assert_array_equal(Order(count, drawn(seed))[begin : begin + 7], whole[begin:][:7])
+
+
+def test_several_orders_at_once_are_those_drawn_one_by_one() -> None:
+    counts, keys = np.array([3, 5000, 2, 700]), [drawn(7, number) for number in range(4)]
+    for count, key, order in zip(counts, keys, orders(counts, keys), strict=True):
+        np.testing.assert_array_equal(order, Order(int(count), key)[:])
 
 
 def test_all_orders_of_few_numbers_are_drawn_about_equally_often() -> None:

@@ -108,6 +108,8 @@ def test_a_sample_depends_on_ids_and_seed_alone(tables: list[FeatureTable]) -> N
             assert len(view) == count
             assert list(view) == [id for id in table if id in set(view)]
     assert list(tables[0].sample(9, seed=1)) != list(tables[0].sample(9))
+    seed: Any = np.int64(1)
+    assert list(tables[0].sample(9, seed=seed)) == list(tables[0].sample(9, seed=1))
     most = set(tables[0].select(list(tables[0])[1:]).sample(20))
     assert len(most & set(tables[0].sample(20))) >= 19  # what comes or goes moves nothing else
     for amount in (-1, 41, 1.5, -0.1, float("nan"), True, "0.1"):

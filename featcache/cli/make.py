@@ -1,0 +1,293 @@
+"""The verbs that make another cache: convert, adopt; and estimate, how large one would be."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+import numpy as np
+
+from featcache.cli.output import duration, hint, is_quiet, print_json, print_table, say, shown, size
+from featcache.cli.verb import CACHES, JSON, opened, verb
+from featcache.errors import UnknownNameError, counted, nearest
+
+if TYPE_CHECKING:
+    from featcache.declaration import FeatureStorageConfig
+    from featcache.extraction.estimating.estimate import StorageEstimate
+    from featcache.store import Cache
+
+_LEVELS = {"fault": "red", "look": "yellow"}  # of findings
+_KIND = click.option("--kind", metavar="KIND", help="Of a store of others; it is recognised.")
+_PATTERN = click.option(
+    "--pattern", metavar="P", help="Names of arrays in a store of others, such as {feature}/{id}."
+)
+_OVERWRITE = click.option("--overwrite", is_flag=True, help="Replace what DST holds.")
+
+
+@verb
+@click.argument("src", metavar="SRC")
+@click.argument("dst", metavar="DST")
+@click.option("-b", "--backend", metavar="BACKEND", help="Such as hdf5, zarr, memmap.")
+@click.option("-c", "--codec", metavar="CODEC", help="Such as raw, zstd, lilcom.")
+@click.option("-d", "--dtype", metavar="DTYPE", help="Of features of this kind of numbers.")
+@click.option("-f", "--feature", metavar="FEATURE", multiple=True, help="These features alone.")
+@click.option("-j", "--jobs", metavar="JOBS", type=click.IntRange(1), default=1, help="Processes.")
+@_KIND
+@_PATTERN
+@_OVERWRITE
+@JSON
+def convert(
+    src: str, dst: str, backend: str | None, codec: str | None, dtype: str | None,
+    feature: tuple[str, ...], jobs: int, kind: str | None, pattern: str | None, overwrite: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Write a cache, or a store of others, anew as DST; stopped, the same call goes on."""
+    import featcache
+
+    asked = {"backend": backend, "codec": codec, "dtype": dtype}
+    with _source(src, Path(dst), kind, pattern) as source:
+        declared = source.opened.manifest.declared
+        _require(feature, declared)
+        features = [_declared(declared[name], asked) for name in feature or source.features]
+        new = featcache.convert(
+            source,
+            dst,
+            features=features,
+            parallel={"env": "local", "n_workers": jobs} if jobs > 1 else None,
+            overwrite=overwrite,
+            progressbar=sys.stderr.isatty() and not is_quiet(),
+        )
+    _print_made("convert", new, as_json)
+
+
+@contextmanager
+def _source(src: str, dst: Path, kind: str | None, pattern: str | None) -> Iterator[Cache]:
+    """Open a cache, or a store of others as one for the while."""
+    from featcache.adoption.adopt import as_cache, foreign_source
+
+    foreign = foreign_source(src)
+    if foreign is None:
+        yield opened(src)
+        return
+    settings = {"kind": kind, "pattern": pattern}
+    known = {name: value for name, value in settings.items() if value is not None}
+    with as_cache(foreign, dst.absolute(), known) as cache:
+        yield cache
+
+
+def _require(names: Sequence[str], known: Mapping[str, object]) -> None:
+    for name in names:
+        if name not in known:
+            raise UnknownNameError(f"no feature {name!r}; {nearest(name, known)}")
+
+
+def _declared(
+    feature: FeatureStorageConfig, asked: Mapping[str, str | None]
+) -> FeatureStorageConfig:
+    """Return a feature as it is asked for: integers stay integers, floats floats.
+
+    Another backend has its own codec where it has not that of now.
+    """
+    from featcache.registry import get_backend
+
+    changed: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    if "dtype" in changed and _is_float(changed["dtype"]) != _is_float(feature.dtype):
+        hint(f"{feature.name} stays {feature.dtype}, which is another kind of number")
+        del changed["dtype"]
+    if "backend" in changed and "codec" not in changed:
+        codecs = get_backend(changed["backend"]).codecs
+        changed["codec"] = feature.codec if feature.codec in codecs else codecs[0]
+    if {"codec", "backend"} & changed.keys():
+        changed["options"] = {}
+    return replace(feature, **changed)
+
+
+def _is_float(dtype: str) -> bool:
+    from featcache.interface import storage_dtype
+
+    return dtype == "bfloat16" or np.dtype(storage_dtype(dtype)).kind == "f"
+
+
+def _print_made(name: str, cache: Cache, as_json: bool) -> None:
+    from featcache import inspect
+
+    told = inspect.info(cache)
+    if as_json:
+        print_json(name, {"cache": told})
+    else:
+        count = counted(len(cache), "utterance")
+        features = ", ".join(cache.features)
+        say(shown(f"{cache.path}: {count} of {features}, {size(cache.nbytes)}"))
+
+
+@verb
+@click.argument("src", metavar="SRC")
+@click.argument("dst", metavar="DST")
+@_KIND
+@_PATTERN
+@click.option("--feature", metavar="NAME", default="feats", help="Where SRC names none.")
+@click.option(
+    "--time-axis",
+    type=click.Choice(["auto", "0", "none"]),
+    default="auto",
+    help="0: the first axis is the frames; none: there are no frames.",
+)
+@click.option(
+    "--nonfinite",
+    type=click.Choice(["raise", "keep"]),
+    default="raise",
+    help="keep: arrays may hold NaN or infinity.",
+)
+@click.option("--collect", is_flag=True, help="Read all once, for checksums and statistics.")
+@_OVERWRITE
+@JSON
+def adopt(
+    src: str, dst: str, kind: str | None, pattern: str | None, feature: str, time_axis: str,
+    nonfinite: Literal["raise", "keep"], collect: bool, overwrite: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Make a cache DST of the store SRC where it lies, without a copy; SRC is never written."""
+    import featcache
+
+    axes: dict[str, Literal[0, "auto"] | None] = {"auto": "auto", "0": 0, "none": None}
+    cache = featcache.adopt(
+        src,
+        dst,
+        kind=kind,
+        feature=feature,
+        pattern=pattern,
+        time_axis=axes[time_axis],
+        nonfinite=nonfinite,
+        overwrite=overwrite,
+    )
+    if collect:
+        cache.collect()
+    _print_made("adopt", cache, as_json)
+
+
+@verb
+@CACHES
+@click.option(
+    "-o",
+    "output",
+    metavar="FILE",
+    required=True,
+    type=click.Path(dir_okay=False),
+    help="The page, such as report.html.",
+)
+@click.option(
+    "--pictures", metavar="N", type=click.IntRange(0), default=48, help="At most so many."
+)
+@click.option("--sample", metavar="N", help="Utterances whose values are read, or all.")
+@click.option("--seed", metavar="N", type=click.IntRange(0), default=0, help="Draw others.")
+@click.option("--open", "browse", is_flag=True, help="Show it in the browser.")
+@JSON
+def report(
+    caches: tuple[str, ...],
+    output: str,
+    pictures: int,
+    sample: str | None,
+    seed: int,
+    browse: bool,
+    as_json: bool,
+) -> None:
+    """Write a page about a cache, or about two side by side: one file that needs no network."""
+    from featcache import inspect
+
+    begun = time.perf_counter()
+    told = inspect.report(
+        [opened(each) for each in caches],
+        output,
+        pictures=pictures,
+        sample=_sample(sample),
+        seed=seed,
+    )
+    took = duration(time.perf_counter() - begun)
+    if as_json:
+        found = [{"kind": e.kind, "count": e.count, "ids": list(e.ids)} for e in told.findings]
+        whole = {"path": str(told.path), "bytes": told.bytes, "sampled": told.sampled}
+        print_json("report", {**whole, "of": told.of, "findings": found})
+    else:
+        which = f"{told.sampled:,} of {told.of:,}" if told.sampled < told.of else f"all {told.of:,}"
+        say(shown(f"{told.path}  {size(told.bytes)}, values of {which} utterances, {took}"))
+        for each in told.findings:
+            say(shown(f"  {each.text}"), fg=_LEVELS.get(each.level))
+    if browse:
+        import webbrowser
+
+        webbrowser.open(Path(told.path).absolute().as_uri())
+
+
+def _sample(text: str | None) -> int | Literal["all"] | None:
+    if text is None or text == "all":
+        return text  # type: ignore[return-value]
+    if not text.isdecimal() or not int(text):
+        raise click.UsageError(f"--sample takes a number of utterances, or all, not {text!r}")
+    return int(text)
+
+
+@verb
+@click.argument("src", metavar="SRC")
+@click.option("-f", "--feature", metavar="FEATURE", multiple=True, help="These features alone.")
+@click.option(
+    "-n", "utterances", metavar="N", type=click.IntRange(1), help="So many utterances are tried."
+)
+@_KIND
+@_PATTERN
+@JSON
+def estimate(
+    src: str, feature: tuple[str, ...], utterances: int | None, kind: str | None,
+    pattern: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Estimate bytes and time of a cache in other formats, by writing a few utterances of it."""
+    from featcache import inspect
+    from featcache.adoption.adopt import foreign_source
+
+    settings = {"kind": kind, "pattern": pattern}
+    known = {name: value for name, value in settings.items() if value is not None}
+    told = inspect.estimate(
+        opened(src) if foreign_source(src) is None else src,
+        list(feature) or None,
+        **({} if utterances is None else {"utterances": utterances}),
+        adopting=known or None,
+    )
+    rows = [_way(row) for row in told.rows]
+    if as_json:
+        whole = {"utterances": told.utterances, "bytes": told.nbytes, "seconds": told.hours * 3600}
+        print_json("estimate", {**whole, "frames": dict(told.frames), "ways": rows})
+        return
+    time = duration(told.hours * 3600)
+    say(
+        f"{counted(told.utterances, 'utterance')}, as declared {size(told.nbytes)}, {time} in one "
+        "process", bold=True,
+    )  # fmt: skip
+    print_table(
+        ["feature", "backend", "codec", "dtype", "bytes", "time", "note"],
+        [_cells(row) for row in rows],
+        right=["bytes", "time"],
+    )
+
+
+def _way(row: StorageEstimate) -> dict[str, Any]:
+    return {
+        "feature": row.feature,
+        "backend": row.backend,
+        "codec": row.codec,
+        "dtype": row.dtype,
+        "bytes": row.nbytes,
+        "seconds": row.hours * 3600,
+        "declared": row.declared,
+        "lossless": row.lossless,
+    }
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    note = "as declared" if row["declared"] else "" if row["lossless"] else "lossy"
+    names = [row[name] for name in ("feature", "backend", "codec", "dtype")]
+    time = duration(row["seconds"]) if row["seconds"] >= 1 else "under 1 s"
+    return [*names, size(row["bytes"]), time, note]

@@ -1,0 +1,207 @@
+"""A verb made of a function: options that all have, exit codes, errors in one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, ParamSpec
+
+import click
+
+from featcache.cli.output import be_quiet, is_quiet, print_json, say, shown
+from featcache.errors import CacheLockedError, FeatcacheError, NotACacheError
+
+if TYPE_CHECKING:
+    from featcache.store import Cache
+
+P = ParamSpec("P")
+# exit codes; the last one is that of a program whose reader has gone, in any shell
+NO, IMPOSSIBLE, LATER, UNREAD = 1, 2, 75, 141
+
+CACHE = click.argument("cache", metavar="CACHE")
+CACHES = click.argument("caches", metavar="CACHE...", nargs=-1, required=True)
+WHERE = click.option(
+    "--where",
+    metavar="EXPR",
+    multiple=True,
+    help="One comparison of a column: fbank>60, speaker=anna|ben, text~hello, snr= (missing).",
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+_COMMON = (
+    click.option("--debug", is_flag=True, help="Show where an error came from."),
+    click.option("-q", "--quiet", is_flag=True, help="Print errors alone: the exit code answers."),
+    click.option(
+        "--color", type=click.Choice(["auto", "always", "never"]), default="auto",
+        help="auto: in a terminal; NO_COLOR and FORCE_COLOR are heard.",
+    ),
+)  # fmt: skip
+
+
+def end(code: int) -> NoReturn:
+    """End a verb that has printed all, with an exit code."""
+    sys.stdout.flush()  # so that a reader that has gone is noticed here
+    raise SystemExit(code)
+
+
+def verb(function: Callable[P, None]) -> click.Command:
+    """Make a verb of a function."""
+    name = function.__name__.replace("_", "-")
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> None:
+        own = dict(kwargs)
+        debug, quiet, color = own.pop("debug"), own.pop("quiet"), own.pop("color")
+        click.get_current_context().color = _colours(str(color))
+        if quiet:
+            be_quiet()
+        _send_all_characters()
+        with (
+            _errors(name, bool(own.get("as_json")), bool(debug)),
+            _log_to_stderr(),
+            _answer() if quiet else contextlib.nullcontext(),
+        ):
+            function(*args, **own)  # type: ignore[arg-type]
+            sys.stdout.flush()
+
+    for option in _COMMON:
+        called = option(called)
+    return click.command(name, context_settings={"help_option_names": ["-h", "--help"]})(called)
+
+
+def _colours(wanted: str) -> bool | None:
+    if wanted != "auto":
+        return wanted == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    return True if os.environ.get("FORCE_COLOR") else None
+
+
+def _send_all_characters() -> None:
+    """Write out what the encoding of a terminal or pipe lacks, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+@contextlib.contextmanager
+def _answer() -> Iterator[None]:
+    """Send the answer nowhere."""
+    with (
+        open(os.devnull, "w", encoding="utf-8") as nowhere,  # noqa: PTH123 (no file)
+        contextlib.redirect_stdout(nowhere),
+    ):
+        yield
+
+
+# of the library's messages, which say what to do in Python
+_WORDS = {
+    "overwrite=True": "--overwrite",
+    "drop_tags=True": "--drop-tags",
+    "featcache.store.repair(path) (first with dry_run=True)": "featcache repair (--dry-run first)",
+    "unknown='skip'": "--unknown skip",
+    "call collect() of the cache once, opened without that": "run featcache collect on it once",
+}
+
+
+class _Told(logging.Handler):
+    """Prints warnings of the library for people."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not is_quiet():
+            say(shown(record.getMessage(), lines=True), fg="yellow", err=True)
+
+
+@contextlib.contextmanager
+def _log_to_stderr() -> Iterator[None]:
+    logger, told = logging.getLogger("featcache"), _Told(logging.WARNING)
+    before, logger.propagate = logger.propagate, False
+    logger.addHandler(told)
+    try:
+        yield
+    finally:
+        logger.removeHandler(told)
+        logger.propagate = before
+
+
+@contextlib.contextmanager
+def _errors(name: str, is_json: bool, debug: bool) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:  # `| head`: whoever reads has read enough
+        with contextlib.suppress(OSError, ValueError):  # what is left would fail at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(UNREAD) from None
+    except click.UsageError as error:
+        if is_json:
+            _print_error(name, error, error.format_message())
+        raise
+    except (click.Abort, click.exceptions.Exit):  # an interrupted question
+        raise
+    except click.ClickException as error:
+        _tell(name, error, error.format_message(), is_json, debug)
+    except (FeatcacheError, OSError) as error:
+        _tell(name, error, str(error), is_json, debug)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}; an error of featcache's own, see --debug"
+        _tell(name, error, text, is_json, debug)
+
+
+def _tell(name: str, error: Exception, text: str, is_json: bool, debug: bool) -> None:
+    for python, word in _WORDS.items():
+        text = text.replace(python, word)
+    if is_json:
+        _print_error(name, error, text)
+    if debug:
+        traceback.print_exc()
+    say(f"featcache {name}: {shown(text, lines=True)}", fg="red", err=True)
+    raise SystemExit(LATER if isinstance(error, CacheLockedError) else IMPOSSIBLE) from error
+
+
+def _print_error(name: str, error: Exception, text: str) -> None:
+    print_json(name, {"error": {"type": type(error).__name__, "message": text}})
+
+
+# Caches, as they are named on the command line.
+
+_DEEPEST = 3  # folders below one that is named
+
+
+def opened(text: str | Path, *, version: str | None = None, check_reads: bool = False) -> Cache:
+    """Open CACHE, or CACHE@TAG, to look at it: nothing is expected of what it was made from."""
+    from featcache._checks import directory
+    from featcache.reading.generation import OpenSettings
+    from featcache.reading.opening import open_generation
+    from featcache.store import Cache
+
+    path, at, tag = str(text).rpartition("@")
+    if at and path and not Path(text).exists():
+        return opened(path, version=tag, check_reads=check_reads)
+    settings = OpenSettings(check_reads=check_reads, version=version)
+    return Cache(open_generation(directory(text, "a cache").absolute(), None, settings))
+
+
+def found(texts: tuple[str, ...]) -> list[str]:
+    """Return the caches that are named, and those that lie below a folder that is named."""
+    caches: list[str] = []
+    for text in texts:
+        within = list(_below(Path(text), _DEEPEST)) if Path(text).is_dir() else [text]
+        if not within:
+            raise NotACacheError(f"there is no cache in {text!r}, nor in a folder below it")
+        caches += within
+    return caches
+
+
+def _below(folder: Path, levels: int) -> Iterator[str]:
+    if (folder / "featcache.json").exists():
+        yield str(folder)
+    elif levels:
+        for each in sorted(each for each in folder.iterdir() if each.is_dir()):
+            with contextlib.suppress(PermissionError):
+                yield from _below(each, levels - 1)

@@ -1,0 +1,186 @@
+"""The command as a process: what it imports, pipes, interrupts, encodings, completion."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from command_runs import make, run
+
+from featcache.cli import VERBS
+
+COMMAND = [sys.executable, "-m", "featcache"]
+LOADED = """
+import sys
+from featcache.cli import main
+try:
+    main(sys.argv[1:], prog_name="featcache")
+except SystemExit as end:
+    assert not end.code, end.code
+print(*sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that no test changes."""
+    return make(tmp_path_factory.mktemp("stored") / "train")
+
+
+def loaded_by(*words: str | Path) -> set[str]:
+    script = [sys.executable, "-c", LOADED, *map(str, words)]
+    done = subprocess.run(script, capture_output=True, text=True, check=True)
+    return {*done.stderr.split()}
+
+
+@pytest.mark.parametrize(
+    "words", [["info"], ["ls", "-q"], ["show", "-q"], ["stats"], ["made-from"]]
+)
+def test_verbs_that_look_import_nothing_that_writes(stored: Path, words: list[str]) -> None:
+    ids = ["anna-0"] if words[0] == "show" else []
+    loaded = loaded_by(words[0], stored, *ids, *words[1:])
+    heavy = {"filelock", "torch", "tqdm", "rich", "featcache.writing", "importlib.metadata"}
+    assert not loaded & heavy
+    assert not [name for name in loaded if name.startswith("featcache.writing.")]
+
+
+def test_help_imports_no_verb_and_no_numpy() -> None:
+    loaded = loaded_by("--help")
+    assert "numpy" not in loaded
+    assert not [name for name in loaded if name.startswith("featcache.cli.")]
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_each_verb_has_help_and_its_line(name: str) -> None:
+    found = run(name, "--help", width=80)
+    assert found.code == 0
+    assert "--json" in found.out
+    assert "--color" in found.out
+    assert "--debug" in found.out
+    assert "-q" in found.out
+    assert max(map(len, found.out.splitlines())) <= 80
+    assert VERBS[name][1] in run("--help", width=120).out
+
+
+def test_an_unknown_verb_is_told_its_nearest() -> None:
+    found = run("estimat")
+    assert found.code == 2
+    assert "did you mean 'estimate' or" in found.err
+
+
+def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:
+    cache = make(tmp_path / "train", 3000)
+    for words in (["ls"], ["ls", "--json"], ["ls", "--format", "csv"]):
+        with subprocess.Popen(
+            [*COMMAND, words[0], str(cache), *words[1:], "-n", "3000"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline()
+            process.stdout.close()
+            assert process.stderr.read() == b""
+        assert process.returncode == 141
+
+
+SLOW = """
+import sys, time
+import featcache.reading.opening
+from featcache.cli import main
+
+def damage_of(*args, **kwargs):
+    print("begun", flush=True)
+    time.sleep(60)
+    yield ""
+
+featcache.reading.opening.damage_of = damage_of
+main(sys.argv[1:], prog_name="featcache")
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_an_interrupt_ends_a_long_verb(stored: Path) -> None:
+    script = [sys.executable, "-c", SLOW, "verify", str(stored)]
+    with subprocess.Popen(
+        script, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "begun\n"
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        assert "Traceback" not in process.stderr.read()
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_verbs_and_options(shell: str) -> None:
+    environment = {**os.environ, "_FEATCACHE_COMPLETE": f"{shell}_source"}
+    called = [sys.executable, "-c", "from featcache.cli import main; main(prog_name='featcache')"]
+    script = subprocess.run(called, env=environment, capture_output=True, text=True, check=True)
+    assert "_FEATCACHE_COMPLETE" in script.stdout
+    for typed, expected in (("featcache sh", "show"), ("featcache ls --wh", "--where")):
+        words, last = typed, typed.split()[-1]
+        environment = {
+            **os.environ,
+            "_FEATCACHE_COMPLETE": f"{shell}_complete",
+            "COMP_WORDS": words,
+            "COMP_CWORD": last if shell == "fish" else str(len(words.split()) - 1),
+        }
+        done = subprocess.run(called, env=environment, capture_output=True, text=True, check=True)
+        assert expected in done.stdout
+
+
+def test_colours_are_for_terminals_or_where_they_are_asked_for(stored: Path) -> None:
+    assert "\x1b[" in run("info", stored, width=120).out
+    assert "\x1b[" not in run("info", stored).out
+    assert "\x1b[" not in run("info", stored, width=120, environment={"NO_COLOR": "1"}).out
+    assert "\x1b[" in run("info", stored, environment={"FORCE_COLOR": "1"}).out
+    assert "\x1b[" in run("info", stored, "--color", "always").out
+    assert "\x1b[" not in run("info", stored, "--color", "never", width=120).out
+    assert "\x1b[" not in run("info", stored, "--json", "--color", "always").out
+
+
+def test_quiet_verbs_answer_by_exit_code(stored: Path) -> None:
+    assert run("info", stored, "-q") == (0, "", "")
+    assert run("ls", stored, "-q", "--where", "fbank>9999") == (1, "", "")
+    found = run("info", stored / "nothing", "-q")
+    assert (found.code, found.out) == (2, "")
+    assert found.err
+
+
+def test_debug_shows_where_an_error_came_from(stored: Path) -> None:
+    found = run("show", stored, "nobody", "--debug")
+    assert found.code == 2
+    assert "Traceback" in found.err
+    assert found.err.endswith("\n")
+    assert "Traceback" not in run("show", stored, "nobody").err
+
+
+def test_an_error_of_our_own_is_not_the_answer_no(
+    stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object) -> object:
+        raise ZeroDivisionError("of all things")
+
+    monkeypatch.setattr("featcache.inspect.info", broken)
+    found = run("info", stored, "--json")
+    assert found.code == 2
+    assert found.json["error"] == {
+        "type": "ZeroDivisionError",
+        "message": "ZeroDivisionError: of all things; an error of featcache's own, see --debug",
+    }
+
+
+def test_wrong_usage_is_one_document_too(stored: Path) -> None:
+    found = run("ls", stored, "--where", "nonsense", "--json")
+    assert found.code == 2
+    assert found.json["error"]["type"] == "UsageError"
+    assert run("info").code == 2
+    assert run("info", stored, "--nothing").code == 2
