@@ -39,7 +39,7 @@ def element(name: str, /, *children: Child, **attributes: object) -> Html:
     """
     given = "".join(
         f" {key.rstrip('_').replace('_', '-')}"
-        + ("" if value is True else f'="{html.escape(str(value))}"')
+        + ("" if value is True else f'="{escaped(str(value))}"')
         for key, value in attributes.items()
         if value is not None and value is not False
     )
@@ -49,6 +49,23 @@ def element(name: str, /, *children: Child, **attributes: object) -> Html:
     return Html(f"<{name}{given}>{inner}</{name}>")
 
 
+def escaped(text: str) -> Html:
+    r"""Return text as markup; characters that would hide or turn others round are shown.
+
+    >>> print(escaped("a<b\x1b\u202e"))
+    a&lt;b␛\u202e
+    """
+    return Html(html.escape(text.translate(_SHOWN)))
+
+
+# control characters, and marks and overrides of the direction of writing
+_CONTROL = (code for code in range(32) if chr(code) not in "\t\n")
+_TURNING = (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_SHOWN = {
+    **{code: chr(0x2400 + code) for code in _CONTROL},
+    0x7F: "\u2421",
+    **{code: f"\\u{code:04x}" for code in _TURNING},
+}
 _VOID = {"br", "img", "input", "link", "meta", "hr"}
 
 
@@ -59,7 +76,7 @@ def joined(*children: Child) -> Html:
         if isinstance(child, Html):
             parts.append(child)
         elif isinstance(child, str):
-            parts.append(html.escape(child))
+            parts.append(escaped(child))
         else:
             parts.extend(joined(each) for each in child)
     return Html("".join(parts))
@@ -243,7 +260,7 @@ def bars(
         at = _f(x.place(mark.at))
         shapes.append(
             f'<line class="mark" x1="{at}" x2="{at}" y1="0" y2="100">'
-            f"<title>{html.escape(mark.label)}</title></line>"
+            f"<title>{escaped(mark.label)}</title></line>"
         )
     return _labelled(_svg(title, description, y, *shapes), x, y)
 

@@ -159,6 +159,8 @@ def _sections(
          "What makes it stale where it changes, and what explains it.", sections.made_from),
     ]  # fmt: skip
     parts = [_tiles(view) for view in views]
+    links = (element("a", title, href=f"#{id}") for id, title, *_ in made)
+    parts.append(element("nav", links, aria_label="sections"))
     if len(views) == 2:
         parts.append(_differences(views, changed))
     parts += [
@@ -200,6 +202,7 @@ def _section(
         element("h2", element("span", str(place), class_="number"), " ", title),
         element("p", said, class_="said") if said else Html(""),
         *parts,
+        id=id,
         aria_label=title,
     )
 

@@ -17,6 +17,7 @@ from featcache.report_page.lengths import LengthCounts, histogram, nice_edges
 LENGTH_BINS = 64
 LONG_TAIL = 3  # times the 98th percentile, where the histogram ends at 1.5 times that
 Child = str | Iterable[str]
+MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 
 
 @dataclass(frozen=True)
@@ -141,9 +142,10 @@ def day(made: object) -> str:
     '25 Nov 2026, 10:04 UTC'
     """
     try:
-        return f"{datetime.fromisoformat(str(made)).astimezone(UTC):%-d %b %Y, %H:%M} UTC"
+        time = datetime.fromisoformat(str(made)).astimezone(UTC)
     except (ValueError, OverflowError):
         return str(made)
+    return f"{time.day} {MONTHS[time.month - 1]} {time:%Y, %H:%M} UTC"
 
 
 def json_block(data: object, id: str) -> Html:

@@ -26,6 +26,7 @@ HOSTILE = [
     "</script><img src=x onerror=window.hacked=1>",
     "a&amp;b]]>-->",
     "</title></style>",
+    "\x1b[31mred\x07 \u202egnorw",
 ]
 
 

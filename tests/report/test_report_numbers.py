@@ -19,6 +19,7 @@ from report_caches import (
 )
 
 import featcache
+from featcache.report_page.facts import facts_of
 
 BATCH = 32
 
@@ -124,6 +125,38 @@ def test_values(page: Page, made: dict[str, Utterance]) -> None:
     assert {name: page.numbers[name] for name in expected} == pytest.approx(expected, abs=1e-6)
 
 
+def test_values_of_each_utterance(cache: Path, made: dict[str, Utterance]) -> None:
+    """By which they are compared; far from zero, too, where squares swallow the deviation."""
+    config = featcache.FeatureStorageConfig("x", dims=[DIMS])
+    far = {id: each.fbank + np.float32(1e4) for id, each in made.items() if len(each.fbank)}
+    far = {id: array for id, array in far.items() if np.isfinite(array).all()}
+    with featcache.CacheWriter(cache.with_name("far"), [config]) as writer:
+        for id, array in far.items():
+            writer.write(id, {"x": array})
+    facts = facts_of(featcache.open(cache.with_name("far")), {}, None, 0)
+    found = facts.values[0].utterances
+    for row, id in enumerate(facts.table.ids):
+        array = far[id].astype(float)
+        assert (found.least[row], found.most[row]) == (array.min(), array.max())
+        assert found.at_least[row] == np.count_nonzero(array == array.min())
+        assert found.at_most[row] == np.count_nonzero(array == array.max())
+        assert found.mean[row] == pytest.approx(array.mean(), rel=1e-7)
+        assert found.std[row] == pytest.approx(array.std(), rel=1e-4, abs=1e-4)
+
+
+def test_the_scale_of_pictures_is_that_of_frames_evenly_spread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("featcache.report_page.values.SPREAD_FRAMES", 100)
+    monkeypatch.setattr("featcache.report_page.values.AT_ONCE_BYTES", 5000)
+    made = utterances()
+    facts = facts_of(featcache.open(write(tmp_path / "cache", made)), {}, None, 0)
+    every = np.concatenate([made[id].fbank for id in sorted(made)])  # as they lie
+    some = every[:: -(-len(every) // 100)]
+    assert np.array_equal(facts.values[0].frames, some)
+    assert facts.values[0].scale == pytest.approx(np.percentile(some, [1, 99]), rel=1e-6)
+
+
 def test_tokens(page: Page, made: dict[str, Utterance]) -> None:
     tokens = np.concatenate([each.units for each in made.values()])
     values, counts = np.unique(tokens, return_counts=True)
@@ -215,7 +248,8 @@ def test_findings_name_the_utterances_that_the_rules_name(
     assert counts["dead dims"] == 1
     assert "frames 4 to 9 are equal" in page.words
     assert "3 of its values are NaN or infinite" in page.words
-    assert "the same array as 'utt-09'" in page.words
+    for id in ("utt-09", "utt-11"):
+        assert f"the same array as {id!r}" in page.words
     assert "units: it ends 10 frames after fbank" in page.words
     assert f"{len(made['utt-19'].fbank):,} frames, the median is" in page.words
 
@@ -262,8 +296,6 @@ def test_a_sample_is_the_same_for_two_versions_of_a_cache(tmp_path: Path) -> Non
     """So that the versions are compared on the same utterances."""
     made = utterances(100)
     few = {id: each for id, each in made.items() if id != "utt-50"}
-    from featcache.report_page.facts import facts_of
-
     drawn = []
     for name, some in (("a", made), ("b", few)):
         cache = featcache.open(write(tmp_path / name, some))
