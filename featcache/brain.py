@@ -97,9 +97,9 @@ class FeatureCacheMixin:
         """Compute the features that the cache of a split lacks; return the dataset's part of it.
 
         First the cache is compared with what would be computed now: code, weights, settings, a few
-        utterances computed again, and the recordings; see the README, "Are these still the right
-        features?". Then whatever is missing is computed. Stopped at any moment, the same call goes
-        on. Utterances in the cache are not loaded again if the dataset shows its ids (`data_ids` or
+        utterances computed again, and the recordings; see `docs/explanation/what-is-checked.md`.
+        Then whatever is missing is computed. Stopped at any moment, the same call goes on.
+        Utterances in the cache are not loaded again if the dataset shows its ids (`data_ids` or
         `ids`), else not computed again. The cache is complete when each utterance of the dataset is
         stored or has failed (`cache.failed`). Under torchrun each rank computes its share. With
         `--debug` a few batches are cached, as incomplete. The global random generators are left as

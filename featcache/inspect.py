@@ -16,12 +16,12 @@ import numpy as np
 
 from featcache._checks import directory, whole_number
 from featcache._loading import load
+from featcache.container_files.lock import Holder, holder, may_live
 from featcache.errors import ConfigError, CorruptCacheError
 from featcache.format.feature_sets import every_directory, tags_of_sets
 from featcache.format.files import reading
 from featcache.format.fingerprint import differences
 from featcache.format.index import rows_of_ids
-from featcache.format.lock import Holder, holder, may_live
 from featcache.format.part import part_directories
 from featcache.interface import Ints
 from featcache.reading.generation import Generation
@@ -348,8 +348,9 @@ def report(
         sample: utterances whose values are read: a number, or "all"; None: as above.
         seed: draws others. The same ids and seed give the same utterances.
 
-    Raises `ConfigError` for more than two caches, and `CorruptCacheError` for one that cannot be
-    opened; arrays that cannot be read are told on the page.
+    Raises `ConfigError` for more than two caches and for a file that cannot be there, and
+    `CorruptCacheError` for a cache that cannot be opened; arrays that cannot be read are told on
+    the page.
 
     >>> featcache.inspect.report("features/train", "report.html").sampled  # doctest: +SKIP
     1320
@@ -362,11 +363,14 @@ def report(
         raise ConfigError(f"a report is about one cache or two, not about {len(listed)}")
     whole_number("pictures", pictures, 0)
     whole_number("seed", seed, 0)
+    file = Path(path).expanduser()
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        raise ConfigError(f"a report is a file in a directory that is there, not {str(file)!r}")
     opened = [each if isinstance(each, Cache) else Cache(_opened(each)) for each in listed]
     facts = [report_page.facts_of(each, made_from(each), sample, seed) for each in opened]
     return report_page.write_page(
         facts,
-        Path(os.fspath(path)),
+        file,
         pictures=pictures,
         sample=sample,
         seed=seed,

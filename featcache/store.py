@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from featcache._checks import directory
+from featcache.container_files.lock import at_work
 from featcache.errors import CacheError, UnknownNameError, nearest
 from featcache.format.feature_sets import stored_sets, tags_of_sets
 from featcache.format.files import reading
-from featcache.format.lock import at_work
 from featcache.reading.containers import NO_ROOTS, absolute_roots
 from featcache.reading.generation import Generation, OpenSettings
 from featcache.reading.opening import (

@@ -14,6 +14,7 @@ import featcache
 
 LIBRARY = Path(featcache.__file__).parent
 STORE = [LIBRARY / name for name in ("format", "reading", "writing", "store.py")]
+STORE += [LIBRARY / "container_files" / name for name in ("lock.py", "whole_files.py")]
 
 
 class Interrupt:

@@ -5,13 +5,16 @@ A format that keeps the arrays of each feature in files of their own needs no mo
 library writes (HDF5) use `create`, `write_all` or `write_each`, `start_writing` after every
 `AT_ONCE_BYTES`, `sync_file` and `sync_directory`. Writers that are
 faster where they get many utterances at once have the method of `AppendsMany`. Backends that finish
-the files of a dead writer where they lie use `open_left`, `end_file` and `remove_left`.
+the files of a dead writer where they lie use `open_left`, `end_file` and `remove_left`. Beside
+them: `write_durably` for a small file that is there whole or not at all, and `WriterLock` for a
+directory that one process may write to.
 """
 
 from featcache.container_files.left_files import end_file as end_file
 from featcache.container_files.left_files import misplaced as misplaced
 from featcache.container_files.left_files import open_left as open_left
 from featcache.container_files.left_files import remove_left as remove_left
+from featcache.container_files.lock import WriterLock as WriterLock
 from featcache.container_files.many_arrays import AppendsMany as AppendsMany
 from featcache.container_files.many_arrays import EncodedArrays as EncodedArrays
 from featcache.container_files.many_arrays import Extents as Extents
@@ -33,3 +36,5 @@ from featcache.container_files.system import sync_directory as sync_directory
 from featcache.container_files.system import sync_file as sync_file
 from featcache.container_files.system import write_all as write_all
 from featcache.container_files.system import write_each as write_each
+from featcache.container_files.whole_files import create_durably as create_durably
+from featcache.container_files.whole_files import write_durably as write_durably

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from featcache import CacheWriter, EnvironmentProvider, ParallelConfig, _checks
 from featcache._closing import close_after, closed_after
+from featcache.container_files.lock import WriterLock
 from featcache.errors import ComputeError, ConfigError, IncompleteError
 from featcache.espnet.arrays import Ints
 from featcache.espnet.hooks import Hooks
@@ -30,7 +31,6 @@ from featcache.espnet.shard_maker import (
 from featcache.espnet.shards import FEATS, Shard, merge_shards
 from featcache.extraction.destination import retry_while_locked
 from featcache.format.files import make_directory
-from featcache.format.lock import WriterLock
 from featcache.workers.config import config_or_client
 
 if TYPE_CHECKING:

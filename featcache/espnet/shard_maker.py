@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache import CacheWriter, FeatureStorageConfig
+from featcache.container_files import write_durably
 from featcache.errors import (
     ComputeError,
     ConfigError,
@@ -38,7 +39,7 @@ from featcache.espnet.shards import (
 )
 from featcache.extraction.datasets import visible_ids
 from featcache.extraction.process_part import ProcessPart
-from featcache.format.files import make_directory, pack_json, unpack_json, write_durably
+from featcache.format.files import make_directory, pack_json, unpack_json
 from featcache.format.fingerprint import canonical, differences
 from featcache.format.manifest import NAME as CACHE
 from featcache.format.part import committed

@@ -26,9 +26,10 @@ from typing import NamedTuple
 import numpy as np
 
 from featcache import CacheWriter, FeatureStats
+from featcache.container_files import write_durably
 from featcache.errors import CorruptCacheError, DuplicateIdError, FeatureError
 from featcache.espnet.arrays import Ints
-from featcache.format.files import digest_file, pack_json, unpack_json, write_durably
+from featcache.format.files import digest_file, pack_json, unpack_json
 
 SHARDS = "shards"
 RUN = "work-run-"  # then 8 hexadecimal digits

@@ -54,7 +54,7 @@ def extract(
     """Compute the features of a dataset that a cache lacks, on any number of workers.
 
     First the cache is compared with what would be computed now: code, weights, a few utterances
-    computed again, and the recordings; see the README, "Are these still the right features?". Then
+    computed again, and the recordings; see `docs/explanation/what-is-checked.md`. Then
     whatever is missing is computed. Stopped or killed at any moment, the same call goes on, with
     any number of workers. The cache is the same whoever computed it.
 

@@ -19,6 +19,7 @@ import torch
 
 from featcache._closing import close_after, closed_after
 from featcache._interval import Interval
+from featcache.container_files.lock import is_locked
 from featcache.errors import (
     ComputeError,
     ConfigError,
@@ -74,7 +75,6 @@ from featcache.extraction.run import (
 )
 from featcache.extraction.while_filling import WhileFilling
 from featcache.format.feature_sets import stored_sets
-from featcache.format.lock import is_locked
 from featcache.format.part import committed
 from featcache.interface import Ints
 from featcache.reading.verify import container_damage, own_containers, raise_damage

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypedDict, cast
 
 from tqdm import tqdm
 
-from featcache.format.files import write_durably
+from featcache.container_files import write_durably
 
 # `Outcome`: the end of an executor's work.
 

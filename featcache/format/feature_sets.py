@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from featcache.container_files import write_durably
 from featcache.errors import CorruptCacheError
 from featcache.format.files import (
     NOT_AS_WRITTEN,
@@ -18,7 +19,6 @@ from featcache.format.files import (
     read_as,
     reading,
     remove_unfinished,
-    write_durably,
 )
 from featcache.format.manifest import (
     FORMAT_VERSION,

@@ -6,14 +6,12 @@ are opened through `open_within`, which follows no link and waits for nobody.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import hashlib
 import json
 import operator
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -24,7 +22,7 @@ from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type
 import numpy as np
 import xxhash
 
-from featcache.container_files import sync_directory, sync_file, write_all
+from featcache.container_files import sync_directory
 from featcache.container_files.system import O_NONBLOCK, open_unlinked
 from featcache.errors import (
     CacheError,
@@ -212,39 +210,6 @@ def make_directory(path: Path) -> None:
             raise
 
 
-def write_durably(path: Path, data: bytes, *, alone: bool = False) -> None:
-    """Write a whole file by way of a temporary one; its neighbours are durable before it.
-
-    Not so with `alone`: what it names does not lie beside it.
-    """
-    aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # of this writer alone
-    try:
-        with aside.open("xb", buffering=0) as file:
-            write_all(file, data)
-            sync_file(file)
-        if not alone:  # what the file names must not come after it
-            sync_directory(path.parent)
-        aside.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise
-    sync_directory(path.parent)
-
-
-def create_durably(path: Path, data: bytes) -> None:
-    """Write a whole file under a name that nobody else gives; nothing names it before this ends."""
-    try:
-        with path.open("xb", buffering=0) as file:
-            write_all(file, data)
-            sync_file(file)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            path.unlink()
-        raise
-    sync_directory(path.parent)
-
-
 def remove_unfinished(directory: Path) -> None:
     """Remove what killed writers left in `write_durably` of a directory's JSON files."""
     for left in directory.glob(f"*.json.{'[0-9a-f]' * 8}.tmp"):
@@ -296,10 +261,10 @@ def check_own_directory(directory: Path) -> None:
 
 def read_within(root: Path, path: str) -> bytes:
     """Read a whole JSON file; raises `CorruptCacheError` for one that is too large to be right."""
-    descriptor = open_within(root, path)
-    with open(descriptor, "rb") as file:  # noqa: PTH123 (a descriptor)
-        data = file.read(MAX_JSON_BYTES + 1)
-    if len(data) > MAX_JSON_BYTES:
+    with open(open_within(root, path), "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read() if size <= MAX_JSON_BYTES else b""
+    if size > MAX_JSON_BYTES:
         raise CorruptCacheError(
             f"{str(root / path)!r} is damaged: it has more than {MAX_JSON_BYTES:,} bytes"
         )
@@ -316,13 +281,28 @@ def remedy(cache: Path, path: str) -> str:
 
 # JSON with a checksum in front.
 
+OPTIONAL = {"optional": True}  # metadata of a field whose key may be absent
+
+
+def fields_of(value: object) -> dict[str, object]:
+    """Return the fields of a dataclass, as JSON has them: those that may be absent where empty."""
+    pairs = ((each, getattr(value, each.name)) for each in dataclasses.fields(cast(Any, value)))
+    return {each.name: item for each, item in pairs if item or each.metadata != OPTIONAL}
+
+
 _encoder = json.JSONEncoder(
-    ensure_ascii=False, separators=(",", ":"), allow_nan=False, check_circular=False
+    ensure_ascii=False,
+    separators=(",", ":"),
+    allow_nan=False,
+    check_circular=False,
+    default=fields_of,
 )
 
 
 def pack_json(content: object) -> bytes:
     r"""Return `["<digest>", <content>]` in UTF-8; the digest is of the bytes of <content>.
+
+    A dataclass in it becomes the object of its fields, as `read_as` reads it.
 
     >>> pack_json({"a": 1})
     b'["c5e3762ffc8453c6",{"a":1}]'
@@ -386,7 +366,6 @@ def _sealed(body: bytes) -> bytes:
 #
 # Each function returns the value, or raises an error of `NOT_AS_WRITTEN` for one of another kind.
 
-OPTIONAL = {"optional": True}  # metadata of a field whose key may be absent
 NOT_AS_WRITTEN = (LookupError, TypeError, AttributeError, ValueError, OverflowError)
 Value = TypeVar("Value")
 
@@ -422,7 +401,7 @@ Counter = Annotated[int, partial(natural, most=10**12)]  # can be counted up
 
 
 def read_as(kind: type[Value], value: object) -> Value:
-    """Return what `dataclasses.asdict` and JSON made of a value of a type, as that type again.
+    """Return what `pack_json` made of a value of a type, as that type again.
 
     A type is a dataclass, `Mapping[..., ...]`, `tuple[..., ...]` of one type, `int` (from 0 on),
     `str`, `bool`, `Any`, one of the annotated types above, or one of these `| None`. Keys that are

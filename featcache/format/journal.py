@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,11 +72,6 @@ class Header:
     # the parts whose utterances it holds in their place, from the moment of its seal
     replaces: tuple[Name, ...] = field(default=(), metadata=OPTIONAL)
 
-    def to_json(self) -> dict[str, object]:
-        """Return the header as JSON has it; `replaces` is absent where it is empty."""
-        content = dataclasses.asdict(self)
-        return {key: each for key, each in content.items() if key != "replaces" or each}
-
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -101,7 +95,7 @@ def line_of(
     if stats is not None:
         content["commit"] = {name: _stats_to_json(each) for name, each in stats.items()}
     if header is not None:
-        content["header"] = header.to_json()
+        content["header"] = header
     return pack_json(content) + b"\n"
 
 
@@ -207,7 +201,7 @@ _HOLE = bytes(8)  # zeros where a sector never reached the disk
 
 
 class JournalWriter:
-    """Appends to a journal; nothing counts before `commit`.
+    """Appends to a journal, which is empty at first; nothing counts before `commit`.
 
     Its name is for the caller to make durable, before the first `commit`.
     """
@@ -216,13 +210,8 @@ class JournalWriter:
         self._header = header
         self._waiting: list[list[object]] = []
         self._waiting_extents = self._waiting_bytes = 0
+        self._is_begun = False
         self._file: BinaryIO = (directory / NAME).open("xb", buffering=BUFFER_BYTES)
-        try:
-            self._file.write(line_of(header=header))
-            self._sync()
-        except BaseException:
-            self.close()
-            raise
 
     def add(
         self,
@@ -248,7 +237,7 @@ class JournalWriter:
         """Make all notes count, durably, with the part's statistics up to here."""
         self.check_there()
         self._write_waiting()
-        self._file.write(line_of(header=self._header, stats=stats))
+        self._write(line_of(header=self._header, stats=stats))
         self._sync() if durably else self._file.flush()
         self.check_there()
 
@@ -273,9 +262,17 @@ class JournalWriter:
 
     def _write_waiting(self) -> None:
         if self._waiting:
-            self._file.write(line_of(entries=self._waiting))
+            self._write(line_of(entries=self._waiting))
             self._waiting = []
             self._waiting_extents = self._waiting_bytes = 0
+
+    def _write(self, line: bytes) -> None:
+        """Write a line; a hole in the header, with lines behind it, would be taken for damage."""
+        if not self._is_begun:
+            self._file.write(line_of(header=self._header))
+            self._sync()
+            self._is_begun = True
+        self._file.write(line)
 
     def _sync(self) -> None:
         self._file.flush()

@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 
-from featcache.container_files import sync_directory
+from featcache.container_files import sync_directory, write_durably
 from featcache.declaration import (
     DTYPES,
     KEYS,
@@ -41,6 +41,7 @@ from featcache.format.files import (
     Name,
     NameOrNone,
     digest,
+    fields_of,
     natural,
     newer,
     open_there,
@@ -52,7 +53,6 @@ from featcache.format.files import (
     remedy,
     unpack_json,
     within,
-    write_durably,
 )
 from featcache.format.fingerprint import digest_of_canonical
 from featcache.registry import RAW
@@ -389,12 +389,6 @@ class Manifest:
 
 
 _KEYS = {field.name for field in dataclasses.fields(Manifest)} - {"others"} | {"format", "version"}
-_OPTIONAL = {
-    field.name
-    for kind in (Manifest, PartEntry)
-    for field in dataclasses.fields(kind)
-    if field.metadata == OPTIONAL
-}
 
 
 def new_generation_name(generation: int) -> str:
@@ -423,23 +417,19 @@ def write_manifest(
 ) -> Manifest:
     """Write `featcache.json`, or what is to follow it, and return it as it stands there.
 
-    All that it names must be durable already, but for names in the cache's own directory: these
-    are made so. With `keep`, it is also kept under its generation's name.
+    All that it names must be durable already. With `keep`, it is also kept under its generation's
+    name, and names in the cache's own directory are made durable.
     """
     manifest = replace(manifest, write_id=secrets.token_hex(8))
-    content = dataclasses.asdict(manifest, dict_factory=_without_empty)
+    content = fields_of(manifest)
     del content["others"]
     head = {"format": "featcache", "version": FORMAT_VERSION}
     data = pack_for_readers({**head, **content, **manifest.others})
     if keep:
         (cache / MANIFESTS).mkdir(exist_ok=True)
         write_durably(cache / manifest_file(manifest.name), data, alone=True)
-    write_durably(cache / file, data)
+    write_durably(cache / file, data, alone=not keep)
     return manifest
-
-
-def _without_empty(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    return {key: value for key, value in pairs if value or key not in _OPTIONAL}
 
 
 def refuse_other_formats(cache: Path) -> None:

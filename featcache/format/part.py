@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import itertools
+import operator
+import os
 import re
 import secrets
 import shutil
@@ -306,6 +308,12 @@ def read_part(cache: Path, name: str) -> SealedPart | None:
         data = read_within(cache, file)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    return part_of(cache, name, data)
+
+
+def part_of(cache: Path, name: str, data: bytes) -> SealedPart:
+    """Return what a part says of itself in the bytes of its seal."""
+    file = f"{PARTS}/{name}/{SEAL}"
     content = cast(dict[str, Any], unpack_json(data, repr(str(cache / file))))
     try:
         if content["page_bytes"] != PAGE_BYTES:
@@ -365,17 +373,18 @@ def part_directories(cache: Path) -> list[Path]:
     A part that is not sealed belongs to who writes it, who may remove it at any time.
     """
     return [
-        path
-        for path in entries(cache / PARTS)
+        cache / PARTS / each.name
+        for each in entries(cache / PARTS)
         # anything else is not ours; what a link leads to is not, either
-        if PART_NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
+        if PART_NAME.fullmatch(each.name) and each.is_dir(follow_symlinks=False)
     ]
 
 
-def entries(directory: Path) -> list[Path]:
+def entries(directory: Path) -> list[os.DirEntry[str]]:
     """List what lies in a directory, by name; nothing if there is none, or it goes meanwhile."""
     try:
-        return sorted(directory.iterdir())
+        with os.scandir(directory) as found:
+            return sorted(found, key=operator.attrgetter("name"))
     except (FileNotFoundError, NotADirectoryError):
         return []
 

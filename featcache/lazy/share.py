@@ -22,6 +22,7 @@ import xxhash
 from featcache._closing import close_after
 from featcache._tensors import ArrayLike
 from featcache.container_files import bytes_at
+from featcache.container_files.lock import WriterLock, holder_text, is_locked
 from featcache.container_files.system import O_BINARY, O_NOFOLLOW
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import (
@@ -35,7 +36,6 @@ from featcache.errors import (
 from featcache.extraction.while_filling import WhileFilling
 from featcache.format.files import check_id, check_own_directory, explained
 from featcache.format.index import Stamps
-from featcache.format.lock import WriterLock, holder_text, is_locked
 from featcache.interface import Array
 from featcache.lazy.arguments import Call
 from featcache.lazy.computed_again import StoredAgain, TwiceComputed

@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 
 from featcache._checks import directory
-from featcache.container_files import read_at
+from featcache.container_files import read_at, write_durably
 from featcache.errors import (
     CacheError,
     ClosedError,
@@ -36,7 +36,6 @@ from featcache.format.files import (
     read_remedy,
     read_within,
     remedy,
-    write_durably,
 )
 from featcache.format.index import ContainerColumns
 from featcache.format.manifest import PartEntry

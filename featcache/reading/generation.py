@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from featcache._checks import listed_ids, not_an_id
+from featcache.container_files.lock import at_work
 from featcache.errors import (
     CacheError,
     CorruptCacheError,
@@ -23,7 +24,6 @@ from featcache.format.annotation_columns import Column, read_column
 from featcache.format.columns import ColumnFile, Strings
 from featcache.format.feature_sets import stored_sets
 from featcache.format.index import Index, read_index
-from featcache.format.lock import at_work
 from featcache.format.manifest import Manifest, manifest_file, read_kept, read_manifest
 from featcache.interface import Ints
 from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Containers, Roots

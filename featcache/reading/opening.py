@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from featcache.container_files.lock import holder, holder_text, is_locked
 from featcache.errors import (
     CacheError,
     ConfigError,
@@ -42,7 +43,6 @@ from featcache.format.fingerprint import (
     digest_of_canonical,
 )
 from featcache.format.index import Index, common_rows, have_same_ids, rows_of_ids, some_rows
-from featcache.format.lock import holder, holder_text, is_locked
 from featcache.format.manifest import (
     ADOPTED,
     NAME,

@@ -15,13 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 from featcache.container_files import bytes_at
+from featcache.container_files.lock import HOLDER, holder, is_locked, may_live
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CorruptCacheError
 from featcache.format.files import open_within
 from featcache.format.index import UNKNOWN, Index, Stamps
 from featcache.format.journal import NAME, Header, Placed, Utterance, read_journal, record_of
 from featcache.format.journal import NAME as JOURNAL
-from featcache.format.lock import HOLDER, holder, is_locked, may_live
 from featcache.format.manifest import PARTS, Manifest
 from featcache.format.part import (
     PART_NAME,

@@ -151,7 +151,9 @@ def _quantity(name: str, column: Column) -> Iterator[Quantity]:
     edges = nice_edges(least, most, BINS, whole=column.kind == "int")
     bins = histogram(finite, None, edges)
     lost = len(column) - len(finite)
-    yield Quantity(name, least, float(np.median(finite)), most, float(finite.mean()), lost, bins)
+    with np.errstate(all="ignore"):  # of numbers that are as large as they can be
+        median, mean = float(np.median(finite)), float((finite / len(finite)).sum())
+    yield Quantity(name, least, median, most, mean, lost, bins)
 
 
 def _text(name: str, column: Column, frames: Ints) -> TextLengths:

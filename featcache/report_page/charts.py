@@ -73,8 +73,13 @@ def number(value: float, of: str | None = None, text: str | None = None) -> Html
     return element("data", text or short(value), value=_plain(value), data_of=of)
 
 
+LARGE = 1e15  # numbers that are written in powers of ten
+
+
 def _plain(value: float) -> str:
-    whole = isinstance(value, int | np.integer) or float(value).is_integer()
+    whole = isinstance(value, int | np.integer) or (
+        abs(value) < LARGE and float(value).is_integer()
+    )
     return str(int(value)) if whole else repr(float(value))
 
 
@@ -84,11 +89,18 @@ def short(value: float) -> str:
     >>> short(59155), short(0.16432), short(-24.712345)
     ('59,155', '0.1643', '-24.71')
     """
-    if isinstance(value, int | np.integer) or (
-        math.isfinite(value) and float(value).is_integer() and abs(value) < 1e15
-    ):
+    if isinstance(value, int | np.integer) or (abs(value) < LARGE and float(value).is_integer()):
         return f"{int(value):,}"
-    return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+    return f"{value:,.0f}" if 10_000 <= abs(value) < LARGE else f"{value:,.4g}"
+
+
+def hours_text(hours: float) -> str:
+    """Return hours with two places, or in two digits where they are few.
+
+    >>> hours_text(960.123), hours_text(0.16432)
+    ('960.12', '0.16')
+    """
+    return f"{hours:,.2f}" if hours >= 1 or hours == 0 else f"{hours:.2g}"
 
 
 def bytes_text(value: float) -> str:
@@ -135,19 +147,22 @@ class Axis:
     least: float
     most: float
     label: str
+    whole: bool = False  # whether it counts: no ticks between whole numbers
 
     def place(self, value: float) -> float:
         """Return where a value is, from 0 to 100."""
-        span = self.most - self.least
-        return 100 * (value - self.least) / span if span else 50.0
+        half = self.most / 2 - self.least / 2  # a half is never infinite
+        return 100 * (value / 2 - self.least / 2) / half if half else 50.0
 
     def ticks(self, number: int = 6) -> list[float]:
         """Return round numbers on the axis, at most so many."""
         span = self.most - self.least
-        if not span > 0:
+        if not 0 < span < math.inf:
             return [self.least]
         power = 10.0 ** math.floor(math.log10(span / number))
-        for step in (power * each for each in (1, 2, 5, 10, 20)):
+        for step in (power * each for each in (1, 2, 5, 10, 20, 50)):
+            if self.whole and step < 1:
+                continue
             first, last = math.ceil(self.least / step - 1e-9), math.floor(self.most / step + 1e-9)
             if last - first < number:
                 break

@@ -20,6 +20,7 @@ from featcache.report_page.charts import (
     curve,
     element,
     field_of_bins,
+    hours_text,
     joined,
     number,
     percent,
@@ -85,10 +86,10 @@ def _lengths_of(view: View, name: str, counts: LengthCounts) -> Html:
     more = ""
     if beyond:
         are = "is" if beyond == 1 else "are"
-        more = f" {beyond:,} {are} longer than the chart, up to {counts.lengths[-1]:,}."
+        more = f" The chart ends before the longest: {beyond:,} {are} beyond it."
     unit = "frames" if frame_s is None else f"frames of {frame_s:g} s"
     x = Axis(float(edges[0]), float(edges[-1]), unit)
-    y = Axis(0, view.scales.tallest[name] * 1.05 or 1, "utterances")
+    y = Axis(0, view.scales.tallest[name] * 1.05 or 1, "utterances", whole=True)
     borders = counts.borders(BUCKETS)
     marks = [Mark(each, f"bucket up to {each:,} frames") for each in borders if each < edges[-1]]
     rows = _bins(binned, view.named(name), whole=True)
@@ -288,7 +289,7 @@ def _value_histogram(view: View, found: FeatureValues) -> Html:
     x = Axis(float(edges[0]), float(edges[-1]), "value")
     y = Axis(0, binned.tallest * 1.05 or 1, "frames")
     said = f"{len(flat):,} frames, from {short(float(flat.min()))} to {short(float(flat.max()))}"
-    rows = _bins(binned, view.named(found.name))
+    rows = _bins(binned, view.named(f"{found.name} value"))
     return joined(
         bars(f"Values of {found.name}", said, edges, binned.counts, (x, y)),
         element("p", f"{said}, evenly spread over the utterances that were read.", class_="note"),
@@ -406,7 +407,7 @@ def _groups(view: View, found: Groups) -> Html:
         rows.append(
             (value, number(int(count), f"{named} utterances"),
              number(float(amount) if hours is not None else int(amount), f"{named} {unit}",
-                    f"{amount:,.2f}" if hours is not None else None),
+                    hours_text(float(amount)) if hours is not None else None),
              percent(frames / total, f"{named} share"), bar_in_cell(frames / most))
         )  # fmt: skip
     left = found.groups - len(found.values)
@@ -423,19 +424,23 @@ def _groups(view: View, found: Groups) -> Html:
 def _quantity(view: View, found: Quantity) -> Html:
     edges, binned = found.bins.edges, found.bins
     x = Axis(float(edges[0]), float(edges[-1]), found.name)
-    y = Axis(0, binned.tallest * 1.05 or 1, "utterances")
+    y = Axis(0, binned.tallest * 1.05 or 1, "utterances", whole=True)
     named = ("least", "median", "mean", "most")
     said = ", ".join(f"{what} {short(getattr(found, what))}" for what in named)
     rows = _bins(binned, view.named(found.name))
     numbers = [
-        [f"{what} ", number(getattr(found, what), view.named(f"{found.name} {what}")), " "]
-        for what in named
+        [
+            ", " if place else "",
+            f"{what} ",
+            number(getattr(found, what), view.named(f"{found.name} {what}")),
+        ]
+        for place, what in enumerate(named)
     ]
     none = f"; {found.missing:,} utterances have none" if found.missing else ""
     return element(
         "div",
         element("h3", found.name),
-        element("p", *numbers, none),
+        element("p", *numbers, none, "."),
         bars(found.name, said, edges, binned.counts, (x, y)),
         as_table(f"utterances by {found.name}",
                  table([found.name, "utterances"], rows, label=found.name)),
@@ -448,7 +453,11 @@ def _text(view: View, found: TextLengths) -> Html:
     y = Axis(float(found.character_edges[0]), float(found.character_edges[-1]), "characters")
     rate = found.frames_a_character
     said = f"the median is {short(rate)} frames a character; light bins hold more utterances"
-    far = [each for each in facts.oddities if each.kind == "speech rate"][:1]
+    far = [
+        each
+        for each in facts.oddities
+        if (each.kind, each.annotation) == ("speech rate", found.name)
+    ]
     rows = [
         (element("code", facts.table.id(int(each.rows[place]))), each.says(place))
         for each in far for place in range(min(FAR_TEXTS, len(each.rows)))
@@ -456,7 +465,8 @@ def _text(view: View, found: TextLengths) -> Html:
     numbers = [
         number(found.total, view.named(f"{found.name} characters")), " characters; the median is ",
         number(rate, view.named(f"{found.name} rate")), " frames a character",
-        f"; {found.missing:,} utterances have no text" if found.missing else "", ".",
+        f"; {found.missing:,} utterances have no text" if found.missing else "",
+        ". Light bins hold more utterances.",
     ]  # fmt: skip
     counts = found.bins
     bins = ((f"{short(found.character_edges[up])} to {short(found.character_edges[up + 1] - 1)}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from tqdm import tqdm
@@ -44,6 +44,7 @@ class Finding:
         text: a sentence.
         level: "fault", "look" or "fine".
         section: of the page, where more is said.
+        cache: path of the cache.
     """
 
     kind: str
@@ -52,6 +53,7 @@ class Finding:
     text: str
     level: str
     section: str
+    cache: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class CacheFacts:
 
 
 def facts_of(
-    cache: Cache, made_from: Mapping[str, object], sample: Sample, seed: int, damage: str = ""
+    cache: Cache, made_from: Mapping[str, object], sample: Sample, seed: int
 ) -> CacheFacts:
     """Gather all facts of a cache: read its columns, and arrays of all utterances or a sample."""
     opened, checked = _checking(cache.opened)
@@ -200,7 +202,8 @@ def findings(facts: CacheFacts) -> list[Finding]:
     """Return what a person should look at first in a cache."""
     found = [*_of_state(facts), *_of_utterances(facts), *_of_dims(facts), *_of_padding(facts)]
     order = ["fault", "look", "fine"]
-    return sorted(found, key=lambda each: order.index(each.level))
+    named = (replace(each, cache=facts.path) for each in found)
+    return sorted(named, key=lambda each: order.index(each.level))
 
 
 def _of_state(facts: CacheFacts) -> Iterator[Finding]:
@@ -233,6 +236,10 @@ _TEXTS = {
 }
 
 
+# what is known of utterances alone whose arrays were read
+READ = {"damaged", "not finite", "constant", "equal frames", "clipped", "level", "spread"}
+
+
 def _of_utterances(facts: CacheFacts) -> Iterator[Finding]:
     for kind, (level, text) in _TEXTS.items():
         mine = [each for each in facts.oddities if each.kind == kind]
@@ -243,27 +250,25 @@ def _of_utterances(facts: CacheFacts) -> Iterator[Finding]:
             count = len(np.unique(np.concatenate([each.rows for each in mine])))
             ids = tuple(facts.table.id(row) for row in rows[:MOST_IDS])
             of = ", ".join(dict.fromkeys(each.feature for each in mine))
-            said = f"{text.format(_count(count))} ({of})"
+            said = f"{text.format(_count(count))} ({of}){_among(facts) if kind in READ else ''}"
             yield Finding(kind, count, ids, said, level, "odd")
     if not facts.oddities and len(facts.table):
-        yield Finding("no odd utterance", 0, (), "no utterance is odd", "fine", "odd")
+        said = f"no utterance is odd{_among(facts)}"
+        yield Finding("no odd utterance", 0, (), said, "fine", "odd")
 
 
 def _of_dims(facts: CacheFacts) -> Iterator[Finding]:
-    read = False
-    for each in facts.values:
-        odd = odd_dims(each)
-        read = read or (each.stats is not None and each.stats.count > 0)
+    counted = [each for each in facts.values if each.stats is not None and each.stats.count]
+    for each in counted:
+        among = "" if each.stats_are_whole else _among(facts)
         for kind, level in (("dead", "fault"), ("loud", "look"), ("clipped", "look")):
-            dims = [dim for dim, said in odd if said.startswith(kind)]
+            dims = [dim for dim, said in odd_dims(each) if said.startswith(kind)]
             if dims:
                 some = ", ".join(map(str, dims[:5])) + ", ..." * (len(dims) > 5)
                 what = f"{len(dims)} {kind} dimension{'s' * (len(dims) > 1)} of {each.name}: {some}"
-                yield Finding(f"{kind} dims", len(dims), (), what, level, "values")
-        if odd:
-            read = False
-    if read:
-        yield Finding("no dead dims", 0, (), "no dead dimension", "fine", "values")
+                yield Finding(f"{kind} dims", len(dims), (), what + among, level, "values")
+    if counted and not any(map(odd_dims, counted)):
+        yield Finding("no odd dims", 0, (), "no dead, loud or clipped dimension", "fine", "values")
 
 
 def _of_padding(facts: CacheFacts) -> Iterator[Finding]:
@@ -277,6 +282,12 @@ def _of_padding(facts: CacheFacts) -> Iterator[Finding]:
     )
     level = "look" if random > MUCH_PADDING else "fine"
     yield Finding("padding", round(100 * random), (), text, level, "lengths")
+
+
+def _among(facts: CacheFacts) -> str:
+    """Return what is said beside a number of a sample."""
+    chosen = facts.chosen
+    return "" if chosen.is_all else f", among {len(chosen.rows):,} that were read"
 
 
 def _count(number: int) -> str:

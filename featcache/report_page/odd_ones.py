@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from featcache.report_page.values import FeatureValues, read_one
 from featcache.report_page.view import Child, View, python, table
 
 MOST_ODD = 120  # rows of the table
+Shown = tuple[int, str, str]  # row, feature, and why it is odd
 FULL_WIDTH = 0.95  # of the lengths: pictures of longer utterances are squeezed
 
 # Odd ones: the table, the search and pictures.
@@ -118,15 +118,9 @@ def _pictures(view: View, rows: Sequence[OddRow], pictures: int, seed: int) -> H
     shown = [(each.row, each.reasons[0][1], ", ".join(dict.fromkeys(r[0] for r in each.reasons)))
              for each in _varied([each for each in rows if _is_seen(facts, each)],
                                  pictures // 2)]  # fmt: skip
-    known, feature = {row for row, _, _ in shown}, _pictured(facts)
-    random: list[tuple[int, str, str]] = []
-    if feature is not None and len(facts.table):
-        count = min(pictures, len(facts.chosen.drawn))  # some of them are among the odd ones
-        drawn = facts.table.select(facts.chosen.drawn).sample(count, seed=seed)
-        some = facts.table.rows(drawn.ids).tolist()
-        random = [(row, feature, "") for row in some if row not in known]
-    cards = [list(_cards(view, shown))]
-    cards.append(list(islice(_cards(view, random), pictures - pictures // 2)))
+    feature, number = _pictured(facts), pictures - pictures // 2
+    random = [] if feature is None else _at_random(facts, feature, number, shown, seed)
+    cards = [list(_cards(view, each)) for each in (shown, random)]
     if not any(cards):
         return Html("")
     own = view.anchor("own-scale")
@@ -149,6 +143,19 @@ def _pictures(view: View, rows: Sequence[OddRow], pictures: int, seed: int) -> H
         *parts,
         class_="gallery",
     )  # fmt: skip
+
+
+def _at_random(
+    facts: CacheFacts, feature: str, number: int, shown: Sequence[Shown], seed: int
+) -> list[Shown]:
+    """Return utterances that were drawn with the smallest hashes, and are not shown yet."""
+    drawn = facts.chosen.drawn
+    there = facts.opened.index.features[feature].rows[drawn] > 0
+    rows = drawn[there & ~np.isin(drawn, [row for row, _, _ in shown])]
+    if not len(rows):
+        return []
+    rows = facts.table.rows(facts.table.select(rows).sample(min(number, len(rows)), seed=seed).ids)
+    return [(row, feature, "") for row in rows.tolist()]
 
 
 def _is_seen(facts: CacheFacts, odd: OddRow) -> bool:
@@ -177,7 +184,7 @@ def _pictured(facts: CacheFacts) -> str | None:
     return facts.main
 
 
-def _cards(view: View, shown: Sequence[tuple[int, str, str]]) -> Iterator[Html]:
+def _cards(view: View, shown: Sequence[Shown]) -> Iterator[Html]:
     facts = view.facts
     found = {each.name: each for each in facts.values}
     for row, name, why in shown:

@@ -143,15 +143,20 @@ def _sections(
     places = {view.place: found[view.place] for view in views}
     rows = {view.place: odd_ones.odd_rows(view.facts) for view in views}
     made: list[tuple[str, str, str, Callable[[View], Html]]] = [
-        ("first", "Look at first", "", lambda view: sections.look_first(view, places[view.place])),
-        ("origin", "Is it the right one", "", sections.origin),
+        ("first", "Look at first", "What a person should see before training; worst first.",
+         lambda view: sections.look_first(view, places[view.place])),
+        ("origin", "Is it the right one", "When and by what it was made, and whether it is whole.",
+         sections.origin),
         ("lengths", "Lengths", "Will it pad, and where to cut.", distributions.lengths),
         ("values", "Values", "Whether a dimension is dead or shifted.", distributions.values),
-        ("odd", "Odd ones", "",
+        ("odd", "Odd ones",
+         "Utterances that differ from the rest; the rules are at the end of the page.",
          lambda view: odd_ones.odd(view, rows[view.place], pictures, seed)),
-        ("annotations", "Who and what", "", distributions.who_and_what),
-        ("storage", "Storage", "", sections.storage),
-        ("made-from", "Made from", "", sections.made_from),
+        ("annotations", "Who and what", "Who dominates, and whether texts fit their lengths.",
+         distributions.who_and_what),
+        ("storage", "Storage", "Where the bytes are.", sections.storage),
+        ("made-from", "Made from",
+         "What makes it stale where it changes, and what explains it.", sections.made_from),
     ]  # fmt: skip
     parts = [_tiles(view) for view in views]
     if len(views) == 2:

@@ -57,17 +57,28 @@ class Oddity:
     rows: Ints
     amounts: Floats  # in what the rule counts
     says: Callable[[int], str]  # a sentence on the row at a place here
+    annotation: str = ""  # with which the feature was compared
 
     @classmethod
     def of(
-        cls, kind: str, feature: str, rows: Ints, amounts: Floats, says: Callable[[int], str]
+        cls,
+        kind: str,
+        feature: str,
+        rows: Ints,
+        amounts: Floats,
+        says: Callable[[int], str],
+        annotation: str = "",
     ) -> Iterator[Oddity]:
         """Yield one, ordered by its amounts, unless there are no rows."""
         if not len(rows):
             return
         order = np.argsort(-amounts, kind="stable")
         places = order.tolist()
-        yield cls(kind, feature, rows[order], amounts[order], lambda place: says(places[place]))
+
+        def of_place(place: int) -> str:
+            return says(places[place])
+
+        yield cls(kind, feature, rows[order], amounts[order], of_place, annotation)
 
 
 def robust_deviations(values: Floats) -> Floats:
@@ -247,13 +258,15 @@ def _speech_rate(feature: str, frames: Ints, text: str, characters: Ints) -> Ite
     away = robust_deviations(np.log(rates))
     far = np.flatnonzero(away > LOG_DEVIATIONS)
     usual = float(np.median(rates[there])) if there.any() else 0.0
-    yield from Oddity.of(
-        "speech rate", feature, far, away[far],
-        lambda at: (
-            f"{rates[far[at]]:.3g} frames a character of {text} ({frames[far[at]]:,} frames, "
-            f"{characters[far[at]]:,} characters); the median is {usual:.3g}"
-        ),
-    )  # fmt: skip
+
+    def says(at: int) -> str:
+        here = far[at]
+        return (
+            f"{rates[here]:.3g} frames a character of {text} ({frames[here]:,} frames, "
+            f"{characters[here]:,} characters); the median is {usual:.3g}"
+        )
+
+    yield from Oddity.of("speech rate", feature, far, away[far], says, text)
 
 
 # Dims of a feature that say nothing, or too much.
@@ -273,6 +286,10 @@ def odd_dims(found: FeatureValues) -> list[tuple[int, str]]:
         said.append((dim, f"loud: its deviation is {std[dim]:.4g}, {std[dim] / usual:.0f} medians"))
     for dim in np.flatnonzero((clipped > DIM_CLIPPED) & (std >= DEAD)).tolist():
         said.append(
-            (dim, f"clipped: {100 * clipped[dim]:.0f} % of its values are its least or its most")
+            (
+                dim,
+                f"clipped: {100 * clipped[dim]:.0f} % of {len(found.frames):,} frames are at its "
+                "least or its most",
+            )
         )
     return said

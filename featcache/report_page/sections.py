@@ -10,6 +10,7 @@ from featcache.report_page.charts import (
     Html,
     bar_in_cell,
     element,
+    hours_text,
     joined,
     nbytes,
     number,
@@ -27,7 +28,7 @@ def tiles(view: View) -> Html:
     facts, manifest = view.facts, view.facts.opened.manifest
     hours: Child = "unknown"
     if facts.hours is not None:
-        hours = number(facts.hours, view.named("hours"), f"{facts.hours:,.2f}")
+        hours = number(facts.hours, view.named("hours"), hours_text(facts.hours))
     state = "complete" if manifest.complete else "incomplete"
     damaged = sum(each.kind == "damaged" for each in facts.oddities)
     whole = "damaged" if damaged else "whole" if facts.checked and facts.chosen.is_all else ""

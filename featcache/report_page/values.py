@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache._checks import whole_number
-from featcache.errors import ConfigError, CorruptCacheError, FeatcacheError, KeyNotFoundError
+from featcache.errors import CorruptCacheError, FeatcacheError, KeyNotFoundError
 from featcache.format.index import FeatureColumns
 from featcache.interface import Ints
 from featcache.reading.feature_arrays import FeatureArrays
@@ -395,12 +395,3 @@ def read_one(opened: Generation, feature: str, row: int) -> NDArray[Any] | None:
     except FeatcacheError:
         return None
     return frames.reshape(len(frames), math.prod(arrays.dims))
-
-
-def check_sample(sample: object) -> None:
-    """Raise `ConfigError` for what is no number of utterances, nor "all"."""
-    if sample is None or sample == "all":
-        return
-    if isinstance(sample, str):
-        raise ConfigError(f"sample is a number of utterances, or 'all', not {sample!r}")
-    whole_number("sample", sample, 1)

@@ -300,8 +300,8 @@ def drawn_parts(hashes: Hashes, seed: int, sizes: Sequence[int] | Ints) -> list[
 def mixed(hashes: Hashes, seed: int | Hashes) -> Hashes:
     """Return numbers drawn for hashes, by one seed or one of each."""
     # the mixing of splitmix64: Steele, Lea & Flood, OOPSLA 2014
-    seeds = np.array([seed % 2**64], np.uint64) if isinstance(seed, int) else seed
-    drawn = hashes + (seeds + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    seeds: Hashes = np.array([seed % 2**64], np.uint64) if isinstance(seed, int) else seed
+    drawn: Hashes = hashes + (seeds + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     drawn = (drawn ^ (drawn >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     drawn = (drawn ^ (drawn >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return drawn ^ (drawn >> np.uint64(31))

@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from featcache.container_files import Pages, sync_directory
+from featcache.container_files.lock import FILES as LOCK_FILES
+from featcache.container_files.lock import WriterLock, is_locked
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
 from featcache.format.annotation_columns import Column, stored_columns
 from featcache.format.columns import ColumnFile
 from featcache.format.files import make_directory
 from featcache.format.index import Index, read_index
 from featcache.format.journal import Header
-from featcache.format.lock import FILES as LOCK_FILES
-from featcache.format.lock import WriterLock, is_locked
 from featcache.format.manifest import (
     MANIFESTS,
     PARTS,
@@ -172,9 +172,8 @@ def seal_adopted(
             for each in sorted(annotations)
         ),
     )
-    told = dataclasses.asdict(adopted)
     try:
-        return write_seal(cache, name, header, len(rows.ids), columns, adopted=told)
+        return write_seal(cache, name, header, len(rows.ids), columns, adopted=adopted)
     except BaseException:
         if not (directory / SEAL).exists():  # or it counts
             shutil.rmtree(directory)
@@ -396,7 +395,7 @@ def _check_gone(held: HeldCache) -> None:
     Parts that were begun meanwhile hold nothing that was deleted: those that live are told as such.
     """
     cache, manifest = held.path, held.manifest
-    found = entries(cache / PARTS)
+    found = [Path(each) for each in entries(cache / PARTS)]
     for part in (part for part in found if PART_NAME.fullmatch(part.name)):
         with contextlib.suppress(FileNotFoundError):  # its writer has removed it
             if not (part / SEAL).exists() and is_locked(part):

@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from featcache._checks import are_listed
-from featcache.container_files import PAGE_BYTES, Pages
+from featcache.container_files import PAGE_BYTES, Pages, write_durably
 from featcache.errors import (
     CacheError,
     ConfigError,
@@ -27,7 +27,7 @@ from featcache.errors import (
     nearest,
 )
 from featcache.format.feature_sets import every_directory
-from featcache.format.files import explained, from_storage, reading, write_durably
+from featcache.format.files import explained, from_storage, reading
 from featcache.format.index import FeatureColumns, Index, container_digest, page_count, pages_of
 from featcache.format.manifest import (
     PARTS,

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from featcache.container_files import sync_directory
+from featcache.container_files.lock import Held, WriterLock
 from featcache.errors import CacheError, CacheLockedError
 from featcache.format.files import explained, remove_unfinished
 from featcache.format.fingerprint import digest_of_canonical
 from featcache.format.index import Index
 from featcache.format.journal import Header, read_journal
-from featcache.format.lock import Held, WriterLock
 from featcache.format.manifest import (
     INDEX,
     KEPT_FILE,
@@ -292,9 +292,10 @@ def remove_unnamed(held: HeldCache) -> None:
             entry.unlink(missing_ok=True)
     parts = [part for each in all_ for part in (*each.parts, *each.building_parts)]
     beside = {(part.name, each.file) for part in parts for each in part.beside}
-    for file in (each for part in part_directories(cache) for each in entries(part)):
-        if _BESIDE.fullmatch(file.name) and (file.parent.name, file.name) not in beside:
-            file.unlink(missing_ok=True)
+    for directory in part_directories(cache):
+        for file in entries(directory):
+            if _BESIDE.fullmatch(file.name) and (directory.name, file.name) not in beside:
+                (directory / file.name).unlink(missing_ok=True)
 
 
 def _header(cache: Path, name: str) -> Header | None:

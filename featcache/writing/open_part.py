@@ -17,11 +17,14 @@ from featcache.container_files import (
     Extents,
     Pages,
     append_many,
+    lock,
     sync_directory,
+    write_durably,
 )
+from featcache.container_files.lock import WriterLock
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CacheError, CacheLockedError, CorruptCacheError
-from featcache.format import journal, lock
+from featcache.format import journal
 from featcache.format.annotations import NONE, Values
 from featcache.format.columns import ends_of, save_columns
 from featcache.format.files import (
@@ -30,7 +33,6 @@ from featcache.format.files import (
     open_within,
     pack_json,
     remove_unfinished,
-    write_durably,
 )
 from featcache.format.index import (
     UNKNOWN,
@@ -44,7 +46,6 @@ from featcache.format.index import (
     pages_of,
 )
 from featcache.format.journal import Header, JournalWriter, PlacedArrays, Utterance
-from featcache.format.lock import WriterLock
 from featcache.format.manifest import PARTS
 from featcache.format.part import (
     COLUMNS,
@@ -56,7 +57,7 @@ from featcache.format.part import (
     container_columns,
     index_columns,
     new_part_name,
-    read_part,
+    part_of,
     remove_part,
     rows_of,
 )
@@ -238,14 +239,12 @@ def write_seal(
 ) -> SealedPart:
     """Write the columns of a part, and name them in `part.json`: from then on the part counts."""
     directory = cache / PARTS / name
-    content |= {"name": name, "rows": rows, "page_bytes": PAGE_BYTES, "header": header.to_json()}
+    content |= {"name": name, "rows": rows, "page_bytes": PAGE_BYTES, "header": header}
     content["block_rows"] = dict(header.block_rows)
     content["columns"] = save_columns(directory / COLUMNS, columns)
-    write_durably(directory / SEAL, pack_json(content))
-    sealed = read_part(cache, name)
-    if sealed is None:
-        raise CorruptCacheError(f"{str(directory / SEAL)!r} is not there after it was written")
-    return sealed
+    data = pack_json(content)
+    write_durably(directory / SEAL, data)
+    return part_of(cache, name, data)
 
 
 def page_columns(pages: Collection[Pages]) -> Columns:
@@ -471,7 +470,8 @@ class OpenPart:
         if not len(self._rows):
             self.discard()
             return None
-        if self._committed < self._appended:  # for who is killed in here; the seal is durable
+        # for who is killed in here: the seal is durable, and a part without a commit is seconds old
+        if 0 < self._committed < self._appended:
             self._flush()
             self._journal.commit(self.stats, durably=False)
         pages: dict[str, Pages] = {}

@@ -20,7 +20,7 @@ from featcache.errors import ClosedError, CorruptCacheError, FeatureError
 from featcache.format.annotations import check_annotations, with_kinds
 from featcache.format.feature_sets import features_beside
 from featcache.format.files import check_id, explained, reading
-from featcache.format.fingerprint import cache_fingerprint, fingerprint_digest
+from featcache.format.fingerprint import cache_fingerprint, digest_of_canonical
 from featcache.format.index import UNKNOWN, Stamps, check_stamps
 from featcache.format.part import header_for
 from featcache.writing.arrays import (
@@ -79,7 +79,7 @@ class PartWriter:
         self.bytes_written = self._count = 0  # of the utterances that this writer took
         self.closed = False
         self._lock = threading.RLock()  # of the `CacheWriter` too, if it is of one
-        self._fingerprint = fingerprint_digest(cache_fingerprint(self.features, fingerprint))
+        self._fingerprint = digest_of_canonical(cache_fingerprint(self.features, fingerprint))
         with reading(self.path):
             stored = find_stored(self.path, self._fingerprint, held)
             beside = features_beside(self.path)
@@ -185,7 +185,7 @@ class PartWriter:
         self._kinds = kinds
         for piece in pieces:
             if self._part_rows + len(piece.ids) > PART_ROWS and self._may_seal():
-                self._end_part()
+                self._end_parts(self._under_way.seal)
             hand_over(self._part_for(piece), piece)
             self._count_taken(piece)
 
@@ -199,7 +199,7 @@ class PartWriter:
         self._space.take(taken.nbytes, len(taken.ids))
         is_full = self._part_bytes >= PART_BYTES or self._part_rows >= PART_ROWS
         if is_full and self._may_seal():
-            self._end_part()
+            self._end_parts(self._under_way.seal)
 
     @property
     def part(self) -> str | None:
@@ -248,16 +248,9 @@ class PartWriter:
         """Finish the files of what was written so far, so that it can be published."""
         with self.lock:
             self.check_open()
-            self._end_part()
+            self._end_parts(self._under_way.seal)
             self._thread.drain()
-            for part in [*self._under_way.unsealed]:  # an interrupt came when they were ended
-                self._thread.put(partial(self._under_way.seal, part))
-            self._thread.drain()
-            if self._under_way.committed < self._count:  # never: a promise worth a comparison
-                raise CorruptCacheError(
-                    f"{self._count} utterances were written to {str(self.path)!r}, fewer are "
-                    "stored; run the same again, it goes on from what is stored"
-                )
+            self._check_stored()
 
     def close(self) -> None:
         """Seal what was written and stop."""
@@ -265,10 +258,11 @@ class PartWriter:
             if not self.closed:
                 try:
                     if not self._thread.is_stopping:  # else an interrupt came when this ended
-                        self.seal()
+                        self._end_parts(self._under_way.seal_last)
                 finally:
                     self._stop(finish=True, discard=False)
                     self._first_shapes.tell(self.path)
+                self._check_stored()
 
     def look_again(self) -> None:
         """Find out anew which utterances are stored: some were deleted since, and all is sealed."""
@@ -323,11 +317,19 @@ class PartWriter:
             self._dims = dims
         return self._part
 
-    def _end_part(self) -> None:
-        part, self._part = self._part, None
-        self._part_bytes = self._part_rows = 0
-        if part is not None:
-            self._thread.put(partial(self._under_way.seal, part))
+    def _end_parts(self, seal: Callable[[OpenPart], object]) -> None:
+        """Seal all parts; some may be on their way to it already."""
+        self._part, self._part_bytes, self._part_rows = None, 0, 0
+        for part in [*self._under_way.unsealed]:
+            self._thread.put(partial(seal, part))
+
+    def _check_stored(self) -> None:
+        self._thread.check()
+        if self._under_way.committed < self._count:  # never: a promise worth a comparison
+            raise CorruptCacheError(
+                f"{self._count} utterances were written to {str(self.path)!r}, fewer are "
+                "stored; run the same again, it goes on from what is stored"
+            )
 
     def _stop(self, *, finish: bool, discard: bool) -> None:
         """End the thread and let go of all parts; an interrupt (Ctrl-C) leaves the writer open."""

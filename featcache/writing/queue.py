@@ -22,7 +22,7 @@ from featcache.format.files import explained, from_storage
 from featcache.format.index import Stamps
 from featcache.format.journal import Header
 from featcache.format.manifest import NAME, PARTS, Manifest, read_manifest
-from featcache.format.part import remove_part
+from featcache.format.part import SealedPart, remove_part
 from featcache.interface import Array, Bytes, EncodedArray
 from featcache.stats import FeatureStats
 from featcache.writing.arrays import BLOCK_BYTES, CheckedUtterances, CopyMemory, Packed
@@ -103,8 +103,16 @@ class PartsUnderWay:
             part.show()
 
     def seal(self, part: OpenPart) -> None:
-        """Finish the oldest part."""
+        """Finish the oldest part, whose ids its index knows from then on."""
         ids = part.ids()
+        if (sealed := self.seal_last(part)) is not None:
+            mapped = self._known.count <= MAPPED_PARTS
+            self._known.sealed(ids, sealed.index(self._cache, [], mapped=mapped))
+
+    def seal_last(self, part: OpenPart) -> SealedPart | None:
+        """Finish the oldest part of a writer that takes no more; None if that was done before."""
+        if part not in self.unsealed:
+            return None
         sealed = part.seal()
         self.unsealed.remove(part)
         if sealed is not None:
@@ -113,8 +121,7 @@ class PartsUnderWay:
                 self._held.take(sealed)
             self._sealed_rows += sealed.entry.rows
             self.committed = self._sealed_rows
-            mapped = self._known.count <= MAPPED_PARTS
-            self._known.sealed(ids, sealed.index(self._cache, [], mapped=mapped))
+        return sealed
 
     def published(self) -> None:
         """Take note that what was sealed is published: `discard` leaves it alone from now on."""

@@ -17,14 +17,7 @@ from typing import cast
 import numpy as np
 
 from featcache.container_files import sync_directory
-from featcache.errors import CacheLockedError, CorruptCacheError
-from featcache.format import journal as journals
-from featcache.format.annotation_columns import Column
-from featcache.format.annotations import kinds_of
-from featcache.format.files import remove_unfinished
-from featcache.format.index import ContainerColumns
-from featcache.format.journal import Journal, Placed, Utterance, read_journal
-from featcache.format.lock import (
+from featcache.container_files.lock import (
     HOLDER,
     SOFT_NAME,
     WriterLock,
@@ -33,7 +26,14 @@ from featcache.format.lock import (
     is_locked,
     may_live,
 )
-from featcache.format.lock import NAME as LOCK
+from featcache.container_files.lock import NAME as LOCK
+from featcache.errors import CacheLockedError, CorruptCacheError
+from featcache.format import journal as journals
+from featcache.format.annotation_columns import Column
+from featcache.format.annotations import kinds_of
+from featcache.format.files import remove_unfinished
+from featcache.format.index import ContainerColumns
+from featcache.format.journal import Journal, Placed, Utterance, read_journal
 from featcache.format.manifest import PARTS, Manifest
 from featcache.format.part import SEAL, checksum, list_parts, read_part, remove_part
 from featcache.interface import Extent, FinishesFiles

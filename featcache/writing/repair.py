@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from featcache.container_files import Pages, sync_directory, sync_file
+from featcache.container_files.lock import is_locked
 from featcache.errors import CorruptCacheError, counted
 from featcache.format.annotation_columns import Column
 from featcache.format.feature_sets import every_directory
@@ -33,7 +34,6 @@ from featcache.format.index import (
     taken_rows,
 )
 from featcache.format.journal import Header
-from featcache.format.lock import is_locked
 from featcache.format.manifest import (
     OWN,
     PARTS,

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from featcache.container_files import sync_directory
+from featcache.container_files import create_durably, sync_directory
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CacheLockedError, StaleCacheError
-from featcache.format.files import create_durably, digest, explained
+from featcache.format.files import digest, explained
 from featcache.format.fingerprint import (
     Difference,
     cache_fingerprint,

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from featcache.container_files.lock import HOLDER, WriterLock
 from featcache.errors import ConfigError, NotACacheError
 from featcache.format.feature_sets import last_edits, set_names, stored_sets, write_outer
 from featcache.format.files import check_own_directory, explained, make_directory, remove_unfinished
-from featcache.format.lock import HOLDER, WriterLock
 from featcache.format.manifest import (
     INDEX,
     KEPT_FILE,

@@ -19,10 +19,10 @@ from torchrun import run_ranks
 
 import featcache
 from featcache import FeatureStorageConfig
+from featcache.container_files.lock import NAME as LOCK
+from featcache.container_files.lock import WriterLock
 from featcache.declaration import by_name
 from featcache.format.journal import NAME as JOURNAL
-from featcache.format.lock import NAME as LOCK
-from featcache.format.lock import WriterLock
 from featcache.format.manifest import read_manifest
 from featcache.lazy import share
 from featcache.reading.unpublished import Unpublished

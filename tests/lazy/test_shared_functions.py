@@ -23,8 +23,8 @@ from sharing_helpers import INTERVALS_S, PATIENCE_S, ROUNDS, at_once, switching
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
+from featcache.container_files.lock import WriterLock
 from featcache.errors import CacheLockedError, KeyNotFoundError, NotACacheError
-from featcache.format.lock import WriterLock
 from featcache.format.manifest import read_manifest
 from featcache.lazy import share
 from featcache.lazy.share import Share

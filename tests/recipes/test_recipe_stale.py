@@ -1,4 +1,4 @@
-"""`make stale`: its output is what the README prints."""
+"""`make stale`: its output is what `docs/explanation/what-is-checked.md` prints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from places import ROOT
 
-(PRINTED,) = re.findall(r"```text\n(1\. .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+PAGE = ROOT / "docs" / "explanation" / "what-is-checked.md"
+(PRINTED,) = re.findall(r"```text\n(1\. .*?)```", PAGE.read_text(), re.DOTALL)
 PUBLISHED = r"(\d+) recordings were published when it was killed\n"
 
 
@@ -19,7 +20,7 @@ def without_numbers_of_the_kill(text: str) -> str:
     return before + re.sub(r"\d+ recordings were|computed \d+", "#", last)
 
 
-def test_its_output_is_that_of_the_readme(tmp_path: Path) -> None:
+def test_its_output_is_that_of_the_page(tmp_path: Path) -> None:
     folder = tmp_path / "stale"
     command = [sys.executable, str(ROOT / "recipes" / "digits" / "stale.py"), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)

@@ -155,7 +155,9 @@ class Page(HTMLParser):
         return [given[name] or "" for _, given in self.tags if name in given]
 
 
-def report(path: Path, *caches: Path, **settings: Any) -> tuple[featcache.inspect.Report, Page]:
+def report(
+    path: Path, *caches: Path | featcache.Cache, **settings: Any
+) -> tuple[featcache.inspect.Report, Page]:
     """Write a report, and read its page."""
     made = featcache.inspect.report(caches if len(caches) > 1 else caches[0], path, **settings)
     return made, Page.of(path)

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from annotation_helpers import annotations_of, open_writer
 from feature_set_helpers import add, energy_of
-from report_caches import HOSTILE, Page, report, utterances, with_faults, write
-from store_helpers import arrays_of, make_cache
+from report_caches import FEATURES, HOSTILE, Page, report, utterances, with_faults, write
+from store_helpers import arrays_of, id_of, make_cache
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
@@ -152,6 +153,7 @@ def test_two_caches_side_by_side(tmp_path: Path) -> None:
     second = write(tmp_path / "second", more, {"gain": 2})
     found, page = report(tmp_path / "report.html", first, second)
     assert found.of == 2 * len(made)
+    assert {each.cache for each in found.findings if each.ids} == {str(second)}
     numbers = page.numbers
     both = {"in both": 59, "only in first": 1, "only in second": 1, "0 utterances": 60,
             "1 utterances": 60}  # fmt: skip
@@ -225,6 +227,76 @@ def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
             featcache.inspect.report(cache, page, **settings)
     with pytest.raises(featcache.errors.NotACacheError):
         featcache.inspect.report(tmp_path / "nothing", page)
-    with pytest.raises(FileNotFoundError):
-        featcache.inspect.report(cache, tmp_path / "no such directory" / "report.html")
+    for place in (tmp_path / "no such directory" / "report.html", tmp_path):
+        with pytest.raises(featcache.errors.ConfigError, match="in a directory that is there"):
+            featcache.inspect.report(cache, place)
     assert not page.exists()
+
+
+def test_an_adopted_cache_says_that_nothing_was_compared(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    arrays = [np.random.default_rng(n).normal(size=(20 + n, 4)).astype("f4") for n in range(5)]
+    for number, array in enumerate(arrays):
+        np.save(source / f"u{number}.npy", array)
+    cache = featcache.adopt(source, tmp_path / "cache")
+    _, page = report(tmp_path / "report.html", tmp_path / "cache")
+    assert "nothing tells whether they changed" in page.words
+    assert "doubled" not in {each.kind for each in report(tmp_path / "b.html", cache)[0].findings}
+    every = np.concatenate(arrays)
+    assert page.numbers["feats mean 1"] == pytest.approx(every[:, 1].mean(dtype=float), rel=1e-6)
+    cache.collect()
+    _, page = report(tmp_path / "report.html", cache)
+    assert "were compared with their checksums" in page.words
+
+
+def test_a_cache_that_is_not_finished_is_told_first(tmp_path: Path) -> None:
+    with CacheWriter(tmp_path / "cache", FEATURES) as writer:
+        writer.expect(["a", "b", "c"])
+        made = utterances()["utt-00"]
+        writer.write("a", {"fbank": made.fbank, "units": made.units})
+    found, page = report(tmp_path / "report.html", tmp_path / "cache")
+    assert found.findings[0].kind == "incomplete"
+    assert "incomplete: 1 of 3 utterances are there" in page.words
+    assert (page.numbers["expected"], page.numbers["missing"]) == (3, 2)
+
+
+def test_a_version_is_reported_as_it_was(tmp_path: Path) -> None:
+    cache = featcache.open(write(tmp_path / "cache", utterances(9)))
+    cache.tag("nine")
+    cache.delete(["utt-03"])
+    old = featcache.open(cache.path, version="nine")
+    assert report(tmp_path / "report.html", old)[1].numbers["utterances"] == 9
+    assert report(tmp_path / "report.html", cache)[1].numbers["utterances"] == 8
+
+
+def test_annotations_of_every_kind_and_size(tmp_path: Path) -> None:
+    with open_writer(tmp_path / "cache") as writer:
+        for number in range(40):
+            arrays = arrays_of(number, frames=number + 1)
+            values = annotations_of(number) | {"huge": 1.7e308 * (-1) ** number, "same": 3}
+            writer.write(id_of(number), arrays, annotations=values)
+    _, page = report(tmp_path / "report.html", tmp_path / "cache")
+    rows = [annotations_of(number) for number in range(40)]
+    texts = [row["text"] for row in rows]
+    assert page.numbers["text characters"] == sum(map(len, texts))
+    assert page.numbers["clean True utterances"] == sum(row["clean"] is True for row in rows)
+    assert page.numbers["speaker spk3 utterances"] == 8
+    assert page.numbers["values of same"] == 1
+    assert page.numbers["duration median"] == np.median([row["duration"] for row in rows])
+    assert "units_of (ints)" in page.words
+
+
+@pytest.mark.parametrize("backend", ["hdf5", "zarr", "webdataset", "lilcom"])
+def test_every_format_is_read(tmp_path: Path, backend: str) -> None:
+    if backend not in featcache.registry.backend_names():
+        pytest.skip(f"no backend {backend!r}")
+    config = FeatureStorageConfig("fbank", backend=backend, dims=[8])
+    made = utterances(9)
+    with CacheWriter(tmp_path / "cache", [config]) as writer:
+        for id, each in made.items():
+            writer.write(id, {"fbank": each.fbank})
+    _, page = report(tmp_path / "report.html", tmp_path / "cache")
+    with featcache.open(tmp_path / "cache") as cache:
+        every = np.concatenate([cache.read(id, "fbank") for id in cache])
+    assert page.numbers["fbank largest"] == pytest.approx(every.max())

@@ -238,7 +238,7 @@ def test_a_cache_without_fault_is_said_to_be_fine(tmp_path: Path) -> None:
     found, page = report(tmp_path / "report.html", write(tmp_path / "cache", utterances()))
     assert {each.level for each in found.findings} == {"fine"}
     assert "no utterance is odd" in page.words
-    assert "no dead dimension" in page.words
+    assert "no dead, loud or clipped dimension" in page.words
 
 
 def test_a_sample_says_so_beside_each_figure(tmp_path: Path) -> None:
@@ -248,6 +248,7 @@ def test_a_sample_says_so_beside_each_figure(tmp_path: Path) -> None:
     assert (found.sampled, found.of) == (50, 200)
     assert page.numbers["sampled"] == 50
     assert page.words.count("from 50 of 200 utterances") >= 5
+    assert "no utterance is odd, among 50 that were read" in page.words
     assert page.numbers["utterances"] == 200
     lengths = [len(each.fbank) for each in made.values()]
     assert page.numbers["fbank longest"] == max(lengths)

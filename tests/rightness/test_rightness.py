@@ -74,11 +74,15 @@ ONLY = os.environ.get("FEATCACHE_RIGHTNESS_ONLY", "")
 SHARE = float(os.environ.get("FEATCACHE_RIGHTNESS_SHARE", "10")) / 100
 FURTHER = os.environ.get("FEATCACHE_RIGHTNESS_WAYS", ",".join(WAYS)).split(",")
 SEED = 24
-# kinds and names of changes that a way may see otherwise; the README says why
+# kinds and names of changes that a way may see otherwise; what-is-checked.md says why
 OF_MIXIN = {"precision of evaluation", "precision of evaluation, set too late"}
-OF_HELD = OF_MIXIN | {"an identifier of the run", "an entry of a table that is not used"}
+OF_SETTINGS = {"the batch size"}  # an argparse.Namespace that an object holds counts as a whole
+OF_HELD = (
+    OF_MIXIN | OF_SETTINGS | {"an identifier of the run", "an entry of a table that is not used"}
+)
 OF_ARGUMENTS = {"data", "harmless data", "harmless libraries"}
 OTHERWISE = {
+    "mixin": OF_SETTINGS,
     "extract": OF_MIXIN,
     "data set": OF_HELD | {"moved, and one recording changed"},
     **dict.fromkeys(("function", "decorator", "workers"), OF_HELD | OF_ARGUMENTS),

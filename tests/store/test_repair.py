@@ -414,19 +414,19 @@ def test_pages_that_the_disk_cannot_read_are_damaged_ones(
 
     def failing(read: Callable[..., Any]) -> Callable[..., Any]:
         def reads(descriptor: int, *args: Any) -> Any:
-            offset = args[1]
+            room, offset = args
+            end = offset + (room if isinstance(room, int) else len(room))
             name = Path(f"/proc/self/fd/{descriptor}").readlink()
-            if name == file and offset <= PAGE_BYTES * 5 < offset + PAGE_BYTES:
+            if name == file and offset <= PAGE_BYTES * 5 < end:
                 raise OSError(errno.EIO, "Input/output error", str(name))
             return read(descriptor, *args)
 
         return reads
 
     with monkeypatch.context() as patch:
-        for module in ("format.index", "reading.verify"):
-            name = f"featcache.{module}.bytes_at"
-            patch.setattr(name, failing(container_files.bytes_at))
-        patch.setattr("featcache.reading.containers.read_at", failing(read_at))
+        patch.setattr("featcache.reading.verify.bytes_at", failing(container_files.bytes_at))
+        for module in ("format.index", "reading.containers"):
+            patch.setattr(f"featcache.{module}.read_at", failing(read_at))
         outcome = repair(plain, dry_run=True)
     assert outcome.lost or outcome.elsewhere
     lost = {page for each in outcome.lost for page in each.pages}

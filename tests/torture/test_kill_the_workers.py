@@ -16,7 +16,7 @@ from pathlib import Path
 from digits_runs import Extraction, assert_same
 
 import featcache
-from featcache.format.lock import holder, is_locked
+from featcache.container_files.lock import holder, is_locked
 
 WORKER_KILLS, DRIVER_KILLS = 30, 10
 

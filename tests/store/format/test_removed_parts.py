@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from featcache.format.lock import WriterLock, is_locked
+from featcache.container_files.lock import WriterLock, is_locked
 from featcache.format.part import remove_part
 
 PARTS = 300

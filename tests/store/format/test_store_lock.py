@@ -21,8 +21,8 @@ from store_helpers import FINGERPRINT, check_cache, id_of, make_cache, two_featu
 
 import featcache
 from featcache import CacheWriter
+from featcache.container_files.lock import WriterLock, is_locked
 from featcache.errors import CacheLockedError
-from featcache.format.lock import WriterLock, is_locked
 
 HOLD = """
 import os, sys, time

@@ -116,7 +116,7 @@ def test_two_caches_differ_in_what_they_were_made_from(tmp_path: Path) -> None:
     assert found["ids"] == {"only_a": 0, "only_b": 0, "both": 1}
     assert (found["features"], found["values"]) == ({}, None)
     same = featcache.inspect.diff(a, a)
-    assert not (same["fingerprint"] or same["recorded"] or same["sources"])
+    assert [same["fingerprint"], same["recorded"], same["sources"]] == [[], [], []]
 
 
 def test_what_only_one_cache_has_recorded_is_no_difference(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ from store_helpers import (
 
 import featcache
 from featcache import CacheWriter
+from featcache.container_files.lock import WriterLock, is_locked
 from featcache.errors import CacheLockedError
-from featcache.format.lock import WriterLock, is_locked
 from featcache.format.manifest import NAME
 from featcache.writing import open_part, part_writer, recover
 from featcache.writing.part_writer import PartWriter
@@ -98,7 +98,7 @@ def test_a_part_that_is_just_being_opened_is_not_removed(
 POLL = """
 import sys
 from pathlib import Path
-from featcache.format.lock import is_locked
+from featcache.container_files.lock import is_locked
 for number in range(10**9):
     is_locked(Path(sys.argv[1]))
     if number == 10:

@@ -25,9 +25,9 @@ from store_scripts import HEAD, TESTS, run_script
 
 import featcache
 from featcache import CacheWriter
+from featcache.container_files import lock
+from featcache.container_files.lock import SOFT_NAME, WriterLock, is_locked
 from featcache.errors import CacheError, CacheLockedError
-from featcache.format import lock
-from featcache.format.lock import SOFT_NAME, WriterLock, is_locked
 from featcache.writing.part_writer import PartWriter
 
 

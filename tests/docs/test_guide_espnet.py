@@ -1,6 +1,4 @@
-"""The snippets of `docs/espnet.md` on workers, collect-stats and HuggingFace data sets run as they
-are printed.
-"""
+"""Snippets of `docs/guides/espnet.md` on workers, collect-stats and HuggingFace data sets run."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ omegaconf = pytest.importorskip("omegaconf")
 datasets = pytest.importorskip("datasets")
 lhotse = pytest.importorskip("lhotse")
 
-TEXT = (ROOT / "docs" / "espnet.md").read_text()
+TEXT = (ROOT / "docs" / "guides" / "espnet.md").read_text()
 
 
 def snippet(of: str, language: str = "python") -> str:

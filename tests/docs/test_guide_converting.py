@@ -1,4 +1,4 @@
-"""Figures that the README gives, where they are quickly found out."""
+"""Figures of `docs/guides/converting.md`, where they are quickly found out."""
 
 from __future__ import annotations
 

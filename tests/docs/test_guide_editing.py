@@ -1,4 +1,4 @@
-"""The README's block on editing runs as it is printed."""
+"""The block of `docs/guides/editing.md` on append, delete and tag runs as it is printed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import UnknownNameError
 from featcache.testing.contract import traces_in
 
-SECTION = re.compile(r"^## Append, delete, tag$(.*?)^## ", re.MULTILINE | re.DOTALL)
+PAGE = ROOT / "docs" / "guides" / "editing.md"
 FINGERPRINT = {"model": "wavlm"}
 
 
@@ -26,9 +26,7 @@ def utterance(
 
 
 def test_the_block_runs(tmp_path: Path) -> None:
-    found = SECTION.search((ROOT / "README.md").read_text())
-    assert found is not None
-    (block,) = re.findall(r"```python\n(.*?)```", found[1], re.DOTALL)
+    (block,) = re.findall(r"```python\n([^>].*?)```", PAGE.read_text(), re.DOTALL)
     features = [FeatureStorageConfig("fbank")]
     with CacheWriter(tmp_path, features, FINGERPRINT) as writer:
         for number in range(5):

@@ -1,4 +1,4 @@
-"""The SpeechBrain blocks of the README run as they are printed, within a small recipe."""
+"""The blocks of `docs/guides/speechbrain.md` run as they are printed, within a small recipe."""
 
 from __future__ import annotations
 
@@ -19,15 +19,11 @@ from places import ROOT
 from speechbrain.dataio.dataset import DynamicItemDataset
 
 import featcache
-from featcache.samplers import BucketBatchSampler
 
 RATE_HZ = 16000
-SECTION = re.split(r"^## ", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
-(TEXT,) = (text for text in SECTION if text.startswith("In SpeechBrain\n"))
+TEXT = (ROOT / "docs" / "guides" / "speechbrain.md").read_text()
 (STORAGE,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
-(FEED,) = (text for text in SECTION if text.startswith("Feed training\n"))
-(LOADER,) = re.findall(r"```python\n(from featcache.interop.speechbrain .*?)```", FEED, re.DOTALL)
-BRAIN, USE = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+BRAIN, USE, LOADER = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 # what a recipe has before it hears of featcache
 RECIPE = """
 output_folder: {folder}
@@ -52,7 +48,7 @@ loader:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(tmp_path)  # where the module of the Brain is written
     yield
-    sys.modules.pop("readme_train", None)
+    sys.modules.pop("guide_train", None)
 
 
 def make_dataset(folder: Path, split: str, utterances: int) -> Any:
@@ -70,10 +66,8 @@ def make_dataset(folder: Path, split: str, utterances: int) -> Any:
 
 def make_recipe(folder: Path) -> dict[str, Any]:
     """All names of a recipe that the blocks use."""
-    (folder / "readme_train.py").write_text(
-        f"import featcache\nimport speechbrain as sb\n\n{BRAIN}"
-    )
-    train: Any = importlib.import_module("readme_train")
+    (folder / "guide_train.py").write_text(f"import featcache\nimport speechbrain as sb\n\n{BRAIN}")
+    train: Any = importlib.import_module("guide_train")
 
     class Recipe(train.ASR):  # type: ignore[misc]  # what the recipe had before
         def compute_objectives(self, predictions: Any, batch: Any, stage: Any) -> Any:
@@ -120,7 +114,7 @@ def test_the_loader_of_the_block_trains_the_brain_with_labels(tmp_path: Path) ->
     names = make_recipe(tmp_path)
     exec(USE, names)
     counter = sb.utils.epoch_loop.EpochCounter(1)
-    names |= {"epoch_counter": counter, "valid": None, "BucketBatchSampler": BucketBatchSampler}
+    names |= {"epoch_counter": counter, "valid": None}
     del names["brain"].losses
     exec(LOADER, names)
     assert names["brain"].losses[sb.Stage.TRAIN] > 0

@@ -1,4 +1,4 @@
-"""The README's section on checks: its tables, and each thing that it says is or is not noticed."""
+"""`docs/explanation/what-is-checked.md`: its tables, and each thing that is or is not noticed."""
 
 from __future__ import annotations
 
@@ -22,23 +22,19 @@ from featcache.errors import ConfigError, StaleCacheError
 from featcache.extraction.checking import PROBE
 from featcache.staleness.probe import TOLERANCES
 
-(TEXT,) = (
-    text
-    for text in re.split(r"^## ", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
-    if text.startswith("Are these still the right features?")
-)
+TEXT = (ROOT / "docs" / "explanation" / "what-is-checked.md").read_text()
 RECIPE = """
 import os
 import numpy as np
 import soundfile
-from readme_helpers import emphasise
+from checked_helpers import emphasise
 
 WINDOW = np.hanning(9)
 UNUSED = 1
 
 
 def compute(items):
-    os.environ.get("README_TAG")
+    os.environ.get("CHECKED_TAG")
     found = []
     for item in items:
         signal = emphasise(soundfile.read(item["wav"])[0])  # a comment
@@ -51,9 +47,9 @@ import os
 
 def emphasise(signal):
     result = signal[1:] - 0.97 * signal[:-1]
-    return result * float(os.environ.get("README_GAIN", "1"))
+    return result * float(os.environ.get("CHECKED_GAIN", "1"))
 """
-FILES = {"readme_recipe": RECIPE, "readme_helpers": HELPERS}
+FILES = {"checked_recipe": RECIPE, "checked_helpers": HELPERS}
 
 
 def table(first: str) -> list[list[str]]:
@@ -78,8 +74,8 @@ class Recipe:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.cache = folder, folder / "cache"
-        self.change("readme_recipe", "", "")
-        self.change("readme_helpers", "", "")
+        self.change("checked_recipe", "", "")
+        self.change("checked_helpers", "", "")
         for number in range(12):
             self.record(number, number)
 
@@ -99,7 +95,7 @@ class Recipe:
         for file in FILES:
             sys.modules.pop(file, None)
         importlib.invalidate_caches()
-        return Recordings(self.folder, importlib.import_module("readme_recipe").compute)
+        return Recordings(self.folder, importlib.import_module("checked_recipe").compute)
 
     def extract(
         self, provider: Recordings | None = None, **settings: Any
@@ -165,13 +161,13 @@ def test_each_choice_is_an_argument() -> None:
     ("file", "old", "new", "told"),
     [
         (
-            "readme_recipe",
+            "checked_recipe",
             "np.convolve(signal, WINDOW)",
             "np.convolve(WINDOW, signal[1:])",
             "compute",
         ),
-        ("readme_recipe", "np.hanning(9)", "np.hamming(9)", "WINDOW"),
-        ("readme_helpers", "0.97", "0.95", "emphasise"),
+        ("checked_recipe", "np.hanning(9)", "np.hamming(9)", "WINDOW"),
+        ("checked_helpers", "0.97", "0.95", "emphasise"),
     ],
 )
 def test_code_and_values_of_any_file_count(
@@ -185,9 +181,9 @@ def test_code_and_values_of_any_file_count(
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("readme_recipe", "a comment", "another one"),
-        ("readme_helpers", "result", "emphasised"),
-        ("readme_recipe", "UNUSED = 1", "UNUSED = 2"),
+        ("checked_recipe", "a comment", "another one"),
+        ("checked_helpers", "result", "emphasised"),
+        ("checked_recipe", "UNUSED = 1", "UNUSED = 2"),
     ],
 )
 def test_comments_and_names_of_variables_do_not(
@@ -287,8 +283,8 @@ def test_modules_that_the_code_names_count_with_all_that_they_compute_with(
 
 def test_code_that_was_edited_since_it_was_loaded_is_refused(recipe: Recipe) -> None:
     provider = recipe.load()
-    recipe.change("readme_helpers", "0.97", "0.95")
-    with pytest.raises(ConfigError, match=r"readme_helpers\.py was edited since it was loaded"):
+    recipe.change("checked_helpers", "0.97", "0.95")
+    with pytest.raises(ConfigError, match=r"checked_helpers\.py was edited since it was loaded"):
         recipe.extract(provider)
 
 
@@ -298,10 +294,10 @@ def test_code_that_was_edited_since_it_was_loaded_is_refused(recipe: Recipe) -> 
 def test_the_environment_explains_and_does_not_refuse(
     recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("README_TAG", "two")
+    monkeypatch.setenv("CHECKED_TAG", "two")
     assert recipe.extract().complete
-    monkeypatch.setenv("README_GAIN", "2")
-    with pytest.raises(StaleCacheError, match=r"changed since: environment README_GAIN: .* -> 2"):
+    monkeypatch.setenv("CHECKED_GAIN", "2")
+    with pytest.raises(StaleCacheError, match=r"changed since: environment CHECKED_GAIN: .* -> 2"):
         recipe.extract()
     assert recipe.extract(check=None).complete
 
@@ -324,9 +320,9 @@ def test_readers_compare_neither_recordings_nor_features(
 ) -> None:
     expected = featcache.inspect.provenance(recipe.load().compute).fingerprint({})
     recipe.record(7, seed=70)
-    monkeypatch.setenv("README_GAIN", "2")
+    monkeypatch.setenv("CHECKED_GAIN", "2")
     assert featcache.open(recipe.cache, expect=expected).complete
-    recipe.change("readme_helpers", "0.97", "0.95")
+    recipe.change("checked_helpers", "0.97", "0.95")
     expected = featcache.inspect.provenance(recipe.load().compute).fingerprint({})
     with pytest.raises(StaleCacheError, match="emphasise"):
         featcache.open(recipe.cache, expect=expected)
