@@ -28,7 +28,7 @@ def shown(output: io.StringIO, *, delay_s: float = 0.0) -> Iterator[None]:
     """Show bars in an output; within the test, as pytest sets `sys.stderr` before it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stderr", output)
-        patch.setattr(bar, "__kwdefaults__", {**bar.__kwdefaults__, "delay_s": delay_s})
+        patch.setattr(bar, "__kwdefaults__", {**(bar.__kwdefaults__ or {}), "delay_s": delay_s})
         yield
 
 
