@@ -117,16 +117,17 @@ def nice_edges(least: float, most: float, bins: int, *, whole: bool) -> NDArray[
 
     >>> nice_edges(3, 18, 4, whole=True).tolist()
     [0.0, 5.0, 10.0, 15.0, 20.0]
+    >>> nice_edges(0, 2, 4, whole=True).tolist()
+    [0.0, 1.0, 2.0, 3.0]
     """
     size = max(abs(least), abs(most))
     span = max(most / 2 - least / 2, 0.5 if whole else (1e-9 * size or 0.5)) * 2  # never infinite
     if not math.isfinite(span):
         return np.array([least, most])
     power = 10.0 ** math.floor(math.log10(span / bins))
-    steps = (power * each for each in (1, 2, 5, 10, 20, 50))
-    for step in steps:
-        if whole and step < 1:
-            continue
+    if whole:
+        power = max(power, 1.0)
+    for step in (power * each for each in (1, 2, 5, 10, 20, 50)):
         first, last = math.floor(least / step), math.floor(most / step) + 1
         if last - first <= bins:
             return np.arange(first, last + 1, dtype=np.float64) * step

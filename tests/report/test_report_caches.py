@@ -63,6 +63,18 @@ def test_few_utterances_or_none(tmp_path: Path, count: int) -> None:
         assert found.findings[0].kind == "no utterances"
 
 
+@pytest.mark.parametrize("most", [1, 2, 3, 5, 60])
+def test_texts_and_recordings_however_short(tmp_path: Path, most: int) -> None:
+    with CacheWriter(tmp_path / "cache", [FeatureStorageConfig("fbank")]) as writer:
+        for frames in range(1, most + 1):
+            fbank = np.random.default_rng(frames).normal(size=(frames, 2))
+            writer.write(f"utt-{frames}", {"fbank": fbank}, annotations={"text": "a b" * frames})
+    _, page = report(tmp_path / "report.html", tmp_path / "cache")
+    assert page.numbers["utterances"] == most
+    bins = [value for name, value in page.numbers.items() if name.startswith("text bin ")]
+    assert sum(bins) == most
+
+
 def test_no_annotations(tmp_path: Path) -> None:
     with CacheWriter(tmp_path / "cache", [FeatureStorageConfig("fbank")]) as writer:
         writer.write("a", {"fbank": np.ones((4, 2)) * [[1], [2], [3], [4]]})
