@@ -332,7 +332,8 @@ def open(
         expect: the fingerprint that the features should have, plain data as `brain.expectation()`
             and `featcache.inspect.provenance(function).fingerprint({})` return it: each key is
             compared with the cache's. Without it, a cache that nothing has compared in this process
-            is told of in the log, once.
+            is told of in the log, once: as a warning where code that it was made by has changed
+            since, as far as this process can see.
         version: a tag: the generation that it names is opened, not the current one.
         mapped: read through memory maps; False uses pread, for network file systems, where a mapped
             file that shrinks kills the process with SIGBUS.

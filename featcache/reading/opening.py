@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -232,18 +233,56 @@ def note_compared(path: Path, manifest: Manifest) -> None:
 
 
 def _tell(opened: Generation, found: str) -> None:
-    """Log once that nothing has compared a cache, if its fingerprint holds anything to compare."""
+    """Log once that nothing has compared a cache, if its fingerprint holds anything to compare.
+
+    It is a warning where code that it was made by has changed since, and else for whoever reads
+    all that is logged: nothing speaks against the cache.
+    """
     path = opened.path
     if not opened.manifest.fingerprint.keys() - {"features", ADOPTED}:
         return
     if found not in (_compared.get(path), _told.get(path)):
         _told[path] = found
-        _log.warning(
-            "cache %r: %s, not checked: give expect= when you open it, brain.expectation() or the "
-            "fingerprint that it should have",
+        files = changed_files(opened)
+        doubt = f"{' and '.join(files)} {'has' if len(files) == 1 else 'have'} changed since, "
+        _log.log(
+            logging.WARNING if files else logging.INFO,
+            "cache %r: %s, %snot checked: give expect= when you open it, brain.expectation() or "
+            "the fingerprint that it should have",
             str(path),
             origin(opened),
+            doubt if files else "",
         )
+
+
+_CODE = ("functions", "sources", "definitions")  # keys of witnesses: names "file.py:function"
+_LATER_S = 1.0  # a file written within the same second is that which ran
+
+
+def changed_files(opened: Generation) -> list[str]:
+    """Return names of files of code that a cache was made by, and that were written since.
+
+    As far as this process can know: the files that it has loaded, and those beside its script.
+    """
+    recorded: dict[str, object] = {}
+    with contextlib.suppress(OSError):  # told by who reads it
+        recorded = witnesses(opened)
+    parts = (recorded.get(key) for key in _CODE)
+    keys = {str(key) for part in parts if isinstance(part, Mapping) for key in part}
+    named = {name for key in keys if (name := key.partition(":")[0]).endswith(".py")}
+    if not named:
+        return []
+    loaded = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
+    places = {Path(place) for place in loaded if place and Path(place).name in named}
+    places |= {Path(sys.path[0] if sys.path else "", name) for name in named}
+    changed: set[str] = set()
+    with contextlib.suppress(OSError, ValueError, OverflowError):
+        made = made_at(opened, recorded).timestamp()
+        for place in places:
+            with contextlib.suppress(OSError):
+                if place.stat().st_mtime > made + _LATER_S:
+                    changed.add(place.name)
+    return sorted(changed)
 
 
 # Feature sets of a cache as one generation: the utterances that all of them have.

@@ -82,6 +82,7 @@ def test_a_path_that_is_read_without_an_expectation_is_told_of(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    caplog.set_level("INFO", "featcache")
     make_brain(storage).cache_features(make_dataset())
     assert "not checked" not in caplog.text
     monkeypatch.setattr(opening, "_compared", {})

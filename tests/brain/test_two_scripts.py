@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -68,11 +70,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_training_script_that_expects_nothing_is_told_so(folder: Path) -> None:
+def test_a_training_script_that_expects_nothing_is_told_of_changed_code(folder: Path) -> None:
+    done = run(folder, "unchecked.py")
+    assert (done.stdout, done.stderr) == ("tensor(6.)\n", "")
+    later = time.time() + 5
+    os.utime(folder / "recipe.py", (later, later))
     done = run(folder, "unchecked.py")
     assert done.stdout == "tensor(6.)\n"
     (line,) = done.stderr.splitlines()
     assert "features/train': made " in line
+    assert "by extract.py, recipe.py has changed since, " in line
     assert "not checked: give expect= when you open it, brain.expectation() or" in line
 
 

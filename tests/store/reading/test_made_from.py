@@ -91,6 +91,7 @@ def test_by_what_a_cache_was_made_is_told(
     with pytest.raises(StaleCacheError, match=r"made 3 days ago by train\.py, was made from some"):
         featcache.open(path, expect={"gain": 2})
     monkeypatch.setattr(opening, "_compared", {})
+    caplog.set_level("INFO", "featcache")
     featcache.open(path)
     assert "made 3 days ago by train.py, not checked: give expect=" in caplog.text
 
@@ -144,3 +145,22 @@ def test_looking_at_a_cache_is_no_reading_of_it(
     featcache.inspect.diff(path, path)
     featcache.inspect.made_from(path)
     assert "not checked" not in caplog.text
+
+
+def test_code_that_was_written_since_is_a_reason_to_doubt(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as this process can see: what it has loaded, and what lies beside its script."""
+    made = datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()
+    record = {**RECORDED, "sources": {"helpers_of_it.py:emphasise": "def emphasise(x): ..."}}
+    path = recorded(tmp_path / "cache", record)
+    helpers = tmp_path / "helpers_of_it.py"
+    helpers.write_text("def emphasise(x): ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    for since, said in ((-60, ""), (60, "helpers_of_it.py has changed since, not checked: give ")):
+        os.utime(helpers, (made + since, made + since))
+        monkeypatch.setattr(opening, "_compared", {})
+        monkeypatch.setattr(opening, "_told", {})
+        featcache.open(path)
+        assert said in caplog.text
+        assert bool(said) == bool(caplog.records)
