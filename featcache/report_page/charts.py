@@ -114,10 +114,10 @@ def short(value: float) -> str:
 def hours_text(hours: float) -> str:
     """Return hours with two places, or in two digits where they are few.
 
-    >>> hours_text(960.123), hours_text(0.16432)
-    ('960.12', '0.16')
+    >>> hours_text(960.123), hours_text(0.3), hours_text(0.0123)
+    ('960.12', '0.30', '0.012')
     """
-    return f"{hours:,.2f}" if hours >= 1 or hours == 0 else f"{hours:.2g}"
+    return f"{hours:,.2f}" if hours >= 0.1 or hours == 0 else f"{hours:.2g}"
 
 
 def bytes_text(value: float) -> str:

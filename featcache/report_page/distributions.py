@@ -240,9 +240,11 @@ def _band(view: View, found: FeatureValues) -> list[Html]:
     stats = found.stats
     assert stats is not None
     mean, std = stats.mean.reshape(-1), stats.std.reshape(-1)
-    of: Child = [f"over all {stats.count:,} frames"]
+    feature = next(each for each in view.facts.features if each.name == found.name)
+    unit = "frames" if feature.has_frames else "arrays"
+    of: Child = [f"over all {stats.count:,} {unit}"]
     if not found.stats_are_whole:
-        of = [f"over {stats.count:,} finite frames", view.sampled()]
+        of = [f"over {stats.count:,} finite {unit}", view.sampled()]
     if len(mean) == 1:
         text = [
             "mean ", number(float(mean[0]), view.named(f"{found.name} mean 0")), ", deviation ",

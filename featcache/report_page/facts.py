@@ -120,7 +120,7 @@ def facts_of(
     """Gather all facts of a cache: read its columns, and arrays of all utterances or a sample."""
     opened, checked = _checking(cache.opened)
     table = FeatureTable(Selection.of(opened))
-    features = [_feature(opened, name) for name in opened.features]
+    features = sorted((_feature(opened, name) for name in opened.features), key=_rank)
     columns = {each.name: table.lengths(each.name) for each in features if each.has_frames}
     main = next(iter(columns.values()), None)
     chosen = choose(table, main, sum(each.raw for each in features), sample, seed)
@@ -178,6 +178,11 @@ def _feature(opened: Generation, name: str) -> FeatureFacts:
         int(columns.nbytes.sum()),
         raw,
     )
+
+
+def _rank(feature: FeatureFacts) -> tuple[bool, bool]:
+    """Return what features are ordered by: those with frames first, and tokens behind others."""
+    return not feature.has_frames, "float" not in feature.dtype
 
 
 def _raw(opened: Generation, feature: FeatureFacts, rows: Ints) -> int:

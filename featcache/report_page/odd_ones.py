@@ -124,8 +124,12 @@ def _pictures(view: View, rows: Sequence[OddRow], pictures: int, seed: int) -> H
     if not any(cards):
         return Html("")
     own = view.anchor("own-scale")
-    scale = next((each.scale for each in facts.values
-                  if each.name == feature and each.width > 1), None)  # fmt: skip
+    names = {name for _, name, _ in [*shown, *random]}
+    scales = [
+        legend(*each.scale, each.name)
+        for each in facts.values
+        if each.name in names and each.width > 1
+    ]
     parts: list[Html] = []
     for title, some_cards in zip(("Odd ones in pictures", "Some at random"), cards, strict=True):
         if some_cards:
@@ -135,7 +139,7 @@ def _pictures(view: View, rows: Sequence[OddRow], pictures: int, seed: int) -> H
         element(
             "p",
             "In pictures, time runs to the right, and the first dim is at the bottom. ",
-            legend(*scale, feature or "") if scale is not None else "",
+            *scales,
             class_="scale",
         ),
         element("label", element("input", type="checkbox", id=own, class_="own-scale"),

@@ -37,7 +37,7 @@ RULES = {
     "doubled": "another utterance has the same array (equal checksums)",
     "out of step": f"features, or its duration, end more than {FEW_FRAMES} frames apart",
     "clipped": f"more than {100 * CLIPPED:.0f} % of its values are the least or the largest of "
-    "the cache",
+    "the cache, and more than one, if that is not zero",
     "level": f"its mean is more than {DEVIATIONS:.0f} robust deviations from the median "
     "(1.4826 times the median distance to it)",
     "spread": f"its deviation is more than {DEVIATIONS:.0f} robust deviations from the median",
@@ -164,10 +164,12 @@ def _clipped(found: FeatureValues, varies: Ints) -> Iterator[Oddity]:
     u = found.utterances
     least, most = np.nanmin(u.least), np.nanmax(u.most)
     size = np.maximum(u.frames * found.width, 1)
-    low = np.where(u.least == least, u.at_least, 0) / size
-    high = np.where(u.most == most, u.at_most, 0) / size
+    # zeros are meant: silence, frames without a pitch, what a rectifier leaves
+    low = np.where((u.least == least) & (least != 0), u.at_least, 0) / size
+    high = np.where((u.most == most) & (most != 0), u.at_most, 0) / size
     share = np.maximum(low, high)
-    far = np.flatnonzero(varies & (share > CLIPPED))
+    # the one largest value of a cache is in some utterance, however short that is
+    far = np.flatnonzero(varies & (share > CLIPPED) & (share * size > 1.5))
 
     def says(at: int) -> str:
         here = far[at]
@@ -261,9 +263,10 @@ def _speech_rate(feature: str, frames: Ints, text: str, characters: Ints) -> Ite
 
     def says(at: int) -> str:
         here = far[at]
+        told = f"{characters[here]:,} characters" if characters[here] != 1 else "1 character"
         return (
-            f"{rates[here]:.3g} frames a character of {text} ({frames[here]:,} frames, "
-            f"{characters[here]:,} characters); the median is {usual:.3g}"
+            f"{rates[here]:.3g} frames a character of {text} ({frames[here]:,} frames, {told}); "
+            f"the median is {usual:.3g}"
         )
 
     yield from Oddity.of("speech rate", feature, far, away[far], says, text)

@@ -155,12 +155,13 @@ class FeatureValues:
 
     @property
     def dim_clipped(self) -> Floats:
-        """The share of `frames` in which a dim is at its least or its most, the larger one."""
+        """The share of `frames` in which a dim is at its least or its most, if that is not 0."""
         if len(self.frames) < FEW_FRAMES:
             return np.zeros(self.width)
-        at_least = (self.frames == self.frames.min(0)).mean(0)
-        at_most = (self.frames == self.frames.max(0)).mean(0)
-        return np.asarray(np.maximum(at_least, at_most), np.float64)
+        least, most = self.frames.min(0), self.frames.max(0)
+        at_least = np.where(least, (self.frames == least).mean(0), 0)  # zeros are meant
+        at_most = np.where(most, (self.frames == most).mean(0), 0)
+        return np.maximum(at_least, at_most)
 
 
 FEW_FRAMES = 100  # of which nothing is said of clipping

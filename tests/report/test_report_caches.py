@@ -314,3 +314,35 @@ def test_every_format_is_read(tmp_path: Path, backend: str) -> None:
     with featcache.open(tmp_path / "cache") as cache:
         every = np.concatenate([cache.read(id, "fbank") for id in cache])
     assert page.numbers["fbank largest"] == pytest.approx(every.max())
+
+
+def test_zeros_are_not_clipped_and_floors_are(tmp_path: Path) -> None:
+    """Frames without a pitch are 0, and nothing is wrong with them."""
+    random = np.random.default_rng(0)
+    features = [FeatureStorageConfig("f0", dims=[]), FeatureStorageConfig("floored", dims=[4])]
+    with CacheWriter(tmp_path / "cache", features) as writer:
+        for number in range(20):
+            pitch = np.where(random.random(50) < 0.4, 0, random.normal(120, 9, 50))
+            floored = random.normal(0, 1, (50, 4))
+            if number == 7:
+                floored[:20] = -9
+            writer.write(f"u{number:02}", {"f0": pitch, "floored": floored})
+    found = report(tmp_path / "report.html", tmp_path / "cache")[0].findings
+    clipped = {each.kind: each.ids for each in found if "clipped" in each.kind}
+    assert clipped == {"clipped": ("u07",)}
+
+
+def test_groups_are_counted_in_frames_or_utterances_where_hours_are_not_known(
+    tmp_path: Path,
+) -> None:
+    for name, config, array in (
+        ("frames", FeatureStorageConfig("x", dims=[2]), np.ones((5, 2))),
+        ("utterances", FeatureStorageConfig("x", time_axis=None), np.ones(3)),
+    ):
+        with CacheWriter(tmp_path / name, [config]) as writer:
+            for number in range(6):
+                speaker = {"speaker": "anna" if number < 4 else "ben"}
+                writer.write(f"u{number}", {"x": array * number}, annotations=speaker)
+        _, page = report(tmp_path / "report.html", tmp_path / name)
+        assert page.numbers[f"speaker anna {name}"] == 4 * (5 if name == "frames" else 1)
+        assert page.numbers["speaker largest share"] == pytest.approx(4 / 6)
