@@ -182,6 +182,9 @@ def _with_stats(table: FeatureTable) -> list[str]:
     return having or others
 
 
+MOST_RECORDED = 6  # entries of a kind that are listed unasked
+
+
 @verb
 @CACHE
 @click.argument("key", required=False)
@@ -209,6 +212,8 @@ def made_from(cache: str, key: str | None, source: bool, as_json: bool) -> None:
         count = counted(cast(int, told["utterances"]), "utterance")
         made = f"made {told['made']}{f' by {by}' if by else ''}"
         say(shown(f"{told['path']}: {made}, generation {told['generation']}, {count}"))
+    if key is None:
+        parts["recorded"] = _in_short(recorded)
     leaves = [
         (part, path, value)
         for part, content in parts.items()
@@ -221,6 +226,16 @@ def made_from(cache: str, key: str | None, source: bool, as_json: bool) -> None:
     _print_leaves(leaves, whole=source or key is not None)
     if key is None and sources and not source:
         hint(f"source of {counted(len(sources), 'function')}: --source")
+
+
+def _in_short(recorded: Mapping[str, object]) -> dict[str, object]:
+    """Return what was recorded of a run, with the number of entries where these are many."""
+    found: dict[str, object] = {}
+    for name, value in recorded.items():
+        leaves = len([*_leaves(value, short=False)]) if isinstance(value, Mapping) else 1
+        many = f"{leaves} entries: featcache made-from CACHE recorded.{name}"
+        found[name] = value if leaves <= MOST_RECORDED else many
+    return found
 
 
 def _leaves(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_runs import SPEAKERS, fbank_of, id_of, make, run
+from command_runs import FINGERPRINT, SPEAKERS, fbank_of, id_of, make, run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -252,6 +252,18 @@ def test_what_it_was_made_from_is_told_whole_or_by_key(stored: Path) -> None:
     assert found["fingerprint"]["layer"] == 9
     expected = {"path", "generation", "utterances", "complete", "made", "fingerprint", "recorded"}
     assert set(found) == {"featcache", "verb", *expected}
+
+
+def test_many_entries_of_a_record_are_counted_unless_asked_for(tmp_path: Path) -> None:
+    cache, versions = make(tmp_path / "train"), {f"library{n}": f"{n}.0" for n in range(9)}
+    record = {"when": "2026-11-25T10:00:00+00:00", "versions": versions}
+    features = [*featcache.open(cache).opened.manifest.declared.values()]
+    with CacheWriter(cache, features, FINGERPRINT) as writer:
+        writer.keep_file("made-from", json.dumps(record).encode())
+    words = run("made-from", cache).out
+    assert "versions: 9 entries" in words
+    assert "library7" not in words
+    assert "versions.library7: 7.0" in run("made-from", cache, "recorded.versions").out
 
 
 @pytest.fixture
