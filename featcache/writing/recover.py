@@ -31,7 +31,7 @@ from featcache.errors import CacheLockedError, CorruptCacheError
 from featcache.format import journal as journals
 from featcache.format.annotation_columns import Column
 from featcache.format.annotations import kinds_of
-from featcache.format.files import remove_unfinished
+from featcache.format.files import remedy, remove_unfinished
 from featcache.format.index import ContainerColumns
 from featcache.format.journal import Journal, Placed, Utterance, read_journal
 from featcache.format.manifest import PARTS, Manifest
@@ -147,14 +147,22 @@ def recover_parts(held: HeldCache, features: Declarations, *, pass_live: bool = 
     """Seal what dead writers of the build that is being written had committed.
 
     Their open parts are gone afterwards; parts of other builds stay as they are. Raises
-    `CacheLockedError` if one of the writers still lives, unless these are to be passed over.
+    `CacheLockedError` if one of the writers still lives, unless these are to be passed over, and
+    `CorruptCacheError` for a part of a generation whose seal is gone: it is damaged, not open.
     """
     cache = held.path
+    published = {entry.name for entry in held.manifest.parts}
     for name, sealed in list(held.list_parts()):
         directory = cache / PARTS / name
         if sealed is not None:
             _finish_seal(directory)
             continue
+        if name in published:
+            seal = f"{PARTS}/{name}/{SEAL}"
+            raise CorruptCacheError(
+                f"cache {str(cache)!r} is damaged: {seal!r} is gone; {remedy(cache, seal)}, or "
+                "save what is intact: cache.repair()"
+            )
         before = holder(directory)
         try:
             lock = WriterLock(directory)

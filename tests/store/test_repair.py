@@ -309,7 +309,7 @@ def test_damage_of_any_file_costs_what_lies_there_and_no_more(
         shutil.rmtree(path)
 
 
-NOT_HARMED = ("featcache.json", "writer.lock", "writer.json")
+NOT_HARMED = ("featcache.json", "writer.lock", "writer.json", "README.txt")
 
 
 def test_the_lost_manifest_of_a_tag_is_left_to_a_person_and_nothing_of_it_goes(

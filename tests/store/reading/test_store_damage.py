@@ -41,8 +41,9 @@ def original(
 
 
 def files(path: Path) -> list[Path]:
-    """All files of a cache, but the locks."""
-    return [file for file in sorted(path.rglob("*")) if file.is_file() and file.suffix != ".lock"]
+    """All files of a cache that anybody reads: no locks, no page for people."""
+    found = [file for file in sorted(path.rglob("*")) if file.is_file()]
+    return [file for file in found if file.suffix not in (".lock", ".txt")]
 
 
 def containers(path: Path) -> list[tuple[Path, list[tuple[int, int]]]]:

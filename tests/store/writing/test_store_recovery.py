@@ -19,6 +19,7 @@ from store_helpers import (
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
+from featcache.errors import CorruptCacheError
 from featcache.format.journal import NAME
 from featcache.registry import get_backend
 
@@ -101,3 +102,35 @@ def test_readers_are_not_disturbed_by_parts_that_are_being_written(tmp_path: Pat
         check_cache(tmp_path, range(3))
         writer.abort()
     check_cache(tmp_path, range(3))
+
+
+def _refusal_of_a_writer(cache: Path) -> str | None:
+    try:
+        make_cache(cache, [9])
+    except CorruptCacheError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("loss", ["gone", "empty", "cut"])
+def test_a_writer_takes_no_damage_of_what_is_published_for_a_dead_writer(
+    tmp_path: Path, loss: str
+) -> None:
+    make_cache(tmp_path / "whole", range(4))
+    before = [*featcache.open(tmp_path / "whole")]
+    files = [path for path in (tmp_path / "whole" / "parts").rglob("*") if path.is_file()]
+    for number, file in enumerate(files):
+        cache = shutil.copytree(tmp_path / "whole", tmp_path / str(number))
+        damaged = cache / file.relative_to(tmp_path / "whole")
+        data = damaged.read_bytes()
+        damaged.unlink()
+        if loss != "gone":
+            damaged.write_bytes(b"" if loss == "empty" else data[: len(data) // 2])
+        others = {path: path.read_bytes() for path in cache.glob("parts/*/*") if path != damaged}
+        refused = _refusal_of_a_writer(cache)
+        if refused is None:
+            assert {*before} < {*featcache.open(cache)}
+        else:
+            assert file.name in refused
+        for path, content in others.items():
+            assert path.suffix == ".lock" or path.read_bytes() == content
