@@ -12,9 +12,6 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar, cast
 
-from distributed import CancelledError, KilledWorker, get_worker
-from distributed.comm.core import CommClosedError
-
 from featcache._closing import close_after, closed_after
 from featcache._interval import Interval
 from featcache.errors import IncompleteError
@@ -65,6 +62,8 @@ def do_task(number: int, task: object, env: str) -> object:
     """
 
     def do() -> object:
+        from distributed import get_worker
+
         worker = get_worker()
         work = cast(Callable[..., object], env_of(worker, env)["work"])
         return work(number, task, partial(worker.log_event, env))
@@ -173,6 +172,9 @@ class Dispatch(Generic[T]):
 
     def _ended(self, one: _UnderWay[T]) -> object:
         """Return the outcome of a task that has ended."""
+        from distributed import CancelledError, KilledWorker
+        from distributed.comm.core import CommClosedError
+
         client = self._workers.client
         # it lies with the worker, which may have died since: then Dask would have it done again,
         # there; `future.result(timeout=...)` would leave an error behind that nobody reads

@@ -18,9 +18,7 @@ from featcache.format import columns, journal
 from featcache.format.files import digest, unpack_json
 
 Columns = dict[str, NDArray[Any]]
-UNSEALED = re.compile(
-    r"(^|/)(writer\.(lock|json)|work-[^/]*|README\.txt)$"
-)  # no digest has them
+UNSEALED = re.compile(r"(^|/)(writer\.(lock|json)|work-[^/]*|README\.txt)$")  # no digest has them
 DEEP = '"deep deep deep"'  # in JSON, stands for a nesting that json.dumps would refuse
 DEEP_JSON = b"[" * 100_000 + b"]" * 100_000
 PART = "parts/20200101T000000-deadbeef"  # a part's name
