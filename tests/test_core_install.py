@@ -36,7 +36,7 @@ def run_without(libraries: str, program: str) -> str:
 @pytest.mark.parametrize(
     "look",
     [
-        "import pydoc; assert 'get_client' in pydoc.render_doc(featcache.workers)",
+        "import pydoc; assert 'get_client' in pydoc.plain(pydoc.render_doc(featcache.workers))",
         "assert all(hasattr(featcache, name) for name in featcache.__all__)",
         "import inspect; assert dict(inspect.getmembers(featcache.workers))['get_client'].__doc__",
         "from featcache import *",
