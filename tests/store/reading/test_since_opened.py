@@ -67,7 +67,8 @@ def test_a_version_is_not_told_to_refresh(tmp_path: Path) -> None:
 def test_a_cache_that_is_being_written_says_so(tmp_path: Path) -> None:
     with featcache.CacheWriter(tmp_path, [Feature("f")]):
         cache = featcache.open(tmp_path)
-        assert "0 utterances of f, incomplete, being written by process " in repr(cache)
+        assert ": 0 utterances; f " in repr(cache)
+        assert "; incomplete, being written by process " in repr(cache)
         with pytest.raises(KeyNotFoundError, match="it is incomplete, being written by process"):
             cache.read("u", "f")
     assert "incomplete" not in repr(featcache.open(tmp_path))

@@ -263,10 +263,8 @@ def test_a_cache_tells_what_it_is(tmp_path: Path) -> None:
         write(writer, range(3))
         writer.publish()
         cache = featcache.open(tmp_path)
-        began = (
-            f"<Cache {str(tmp_path)!r}: 3 utterances of fbank, units, incomplete, being written by"
-        )
-        assert repr(cache).startswith(began)
+        assert repr(cache).startswith(f"<Cache {str(tmp_path)!r}: 3 utterances; fbank (frames, ")
+        assert "; incomplete, being written by process " in repr(cache)
         assert (cache.features, cache.generation, cache.dtype("units")) == (
             ("fbank", "units"),
             1,
