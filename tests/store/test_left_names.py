@@ -28,7 +28,7 @@ def unnamed(cache: Path) -> set[str]:
     sets = cache / "sets"  # which are made before anything is added
     named = {sets, sets / "featcache.json", sets / "writer.lock"}
     for directory in set_directories(cache, set_names(cache) or ()).values():
-        named |= {directory / "featcache.json", directory / "writer.lock"}
+        named |= {directory / name for name in ("featcache.json", "writer.lock", "README.txt")}
         named |= {directory / each for each in named_in(directory)}
     files = {path for path in cache.rglob("*") if not path.is_dir() or not any(path.iterdir())}
     return {path.relative_to(cache).as_posix() for path in files - named}

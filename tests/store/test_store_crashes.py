@@ -145,6 +145,7 @@ def assert_tidy(path: Path, generation: int) -> None:
     assert {entry.name for entry in path.iterdir()} - kept <= {
         "featcache.json",
         "writer.lock",
+        "README.txt",
         "parts",
         "manifests",
     }
