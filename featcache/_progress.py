@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,12 +34,10 @@ def bar(
         delay_s: shown after so many seconds.
         colour: of the bar; None: the terminal's.
     """
-    from tqdm import tqdm
-
     how: dict[str, Any] = {"dynamic_ncols": True}
     if not _redraws():
         how = {"mininterval": LINE_S, "maxinterval": LINE_S, "bar_format": "{l_bar}{r_bar}\n"}
-    return tqdm(
+    return _without_thread()(
         desc=what,
         total=total,
         initial=initial,
@@ -47,8 +46,23 @@ def bar(
         disable=not shown,
         delay=delay_s,
         colour=colour,
+        miniters=1,
         **how,
     )
+
+
+@cache
+def _without_thread() -> type[tqdm[Any]]:
+    """Return tqdm without its thread, which would stay, also where nothing is shown.
+
+    It looks after bars that look at the clock at some updates alone; ours does at each.
+    """
+    from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[misc]  # of Any
+        monitor_interval = 0
+
+    return Bar
 
 
 def _redraws() -> bool:

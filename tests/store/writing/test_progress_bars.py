@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,3 +77,14 @@ def test_without_a_terminal_there_is_a_line_a_minute(monkeypatch: pytest.MonkeyP
     assert 10 <= len(lines) <= 13
     assert "10%" in lines[1]
     assert "100%" in lines[-1]
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_no_thread_of_a_bar_stays(shown: bool) -> None:
+    program = (
+        "import threading; from featcache._progress import bar\n"
+        f"with bar('work', 3, shown={shown}, delay_s=0.0) as progress: progress.update(2)\n"
+        "assert threading.active_count() == 1, threading.enumerate()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
