@@ -272,8 +272,10 @@ def changed_files(opened: Generation) -> list[str]:
     named = {name for key in keys if (name := key.partition(":")[0]).endswith(".py")}
     if not named:
         return []
-    loaded = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
-    places = {Path(place) for place in loaded if place and Path(place).name in named}
+    # not by attribute: modules that are loaded late would be loaded by it
+    held = (getattr(module, "__dict__", {}).get("__file__") for module in [*sys.modules.values()])
+    loaded = [Path(place) for place in held if isinstance(place, str)]
+    places = {place for place in loaded if place.name in named}
     places |= {Path(sys.path[0] if sys.path else "", name) for name in named}
     changed: set[str] = set()
     with contextlib.suppress(OSError, ValueError, OverflowError):

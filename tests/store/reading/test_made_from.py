@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -164,3 +166,18 @@ def test_code_that_was_written_since_is_a_reason_to_doubt(
         featcache.open(path)
         assert said in caplog.text
         assert bool(said) == bool(caplog.records)
+
+
+def test_opening_loads_no_module_that_waits_to_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise ImportError(f"loaded by a look at {name}")
+
+    late = Late("late")
+    monkeypatch.setitem(sys.modules, "late", late)
+    path = recorded(tmp_path, {**RECORDED, "sources": {"late.py:f": "def f(): ..."}})
+    monkeypatch.setattr(opening, "_compared", {})
+    monkeypatch.setattr(opening, "_told", {})
+    assert len(featcache.open(path)) > 0
