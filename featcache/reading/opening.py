@@ -275,7 +275,7 @@ def changed_files(opened: Generation) -> list[str]:
     # not by attribute: modules that are loaded late would be loaded by it
     held = (getattr(module, "__dict__", {}).get("__file__") for module in [*sys.modules.values()])
     loaded = [Path(place) for place in held if isinstance(place, str)]
-    places = {place for place in loaded if place.name in named}
+    places = {place for place in loaded if place.name in named and not _is_installed(place)}
     places |= {Path(sys.path[0] if sys.path else "", name) for name in named}
     changed: set[str] = set()
     with contextlib.suppress(OSError, ValueError, OverflowError):
@@ -285,6 +285,14 @@ def changed_files(opened: Generation) -> list[str]:
                 if place.stat().st_mtime > made + _LATER_S:
                     changed.add(place.name)
     return sorted(changed)
+
+
+def _is_installed(place: Path) -> bool:
+    """Whether a file is of Python or of a library: one may bear the name of a user's."""
+    known = {"site-packages", "dist-packages"}
+    return not known.isdisjoint(place.parts) or place.is_relative_to(
+        Path(contextlib.__file__).parent
+    )
 
 
 # Feature sets of a cache as one generation: the utterances that all of them have.

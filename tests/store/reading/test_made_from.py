@@ -22,7 +22,10 @@ RECORDED = {
     "when": "2026-03-01T12:00:00+00:00",
     "command": ["/home/me/exp/train.py", "hparams.yaml"],
     "libraries": {"torch": "2.12"},
-    "sources": {"helpers.py:emphasise": "def emphasise(x):\n    return x\n", "same": "x = 1"},
+    "sources": {
+        "own_helpers.py:emphasise": "def emphasise(x):\n    return x\n",
+        "same": "x = 1",
+    },
 }
 
 
@@ -99,7 +102,10 @@ def test_by_what_a_cache_was_made_is_told(
 
 
 def test_two_caches_differ_in_what_they_were_made_from(tmp_path: Path) -> None:
-    code = {"helpers.py:emphasise": "def emphasise(x):\n    return 2 * x\n", "same": "x = 1"}
+    code = {
+        "own_helpers.py:emphasise": "def emphasise(x):\n    return 2 * x\n",
+        "same": "x = 1",
+    }
     other = {**RECORDED, "libraries": {"torch": "2.13"}, "sources": code}
     a, b = recorded(tmp_path / "a"), recorded(tmp_path / "b", other, gain=3)
     found = featcache.inspect.diff(a, featcache.open(b))
@@ -108,8 +114,8 @@ def test_two_caches_differ_in_what_they_were_made_from(tmp_path: Path) -> None:
         "fingerprint": ["gain: was 1, now 3"],
         "recorded": ['libraries.torch: was "2.12", now "2.13"'],
         "sources": [
-            "--- a/helpers.py:emphasise",
-            "+++ b/helpers.py:emphasise",
+            "--- a/own_helpers.py:emphasise",
+            "+++ b/own_helpers.py:emphasise",
             "@@ -1,2 +1,2 @@",
             " def emphasise(x):",
             "-    return x",
@@ -166,6 +172,22 @@ def test_code_that_was_written_since_is_a_reason_to_doubt(
         featcache.open(path)
         assert said in caplog.text
         assert bool(said) == bool(caplog.records)
+
+
+def test_a_library_is_not_taken_for_code_of_its_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "site-packages" / "own_helpers.py"
+    library.parent.mkdir()
+    library.touch()  # just installed
+    loaded = ModuleType("own_helpers")
+    loaded.__file__ = str(library)
+    monkeypatch.setitem(sys.modules, "own_helpers", loaded)
+    path = recorded(tmp_path / "cache")
+    monkeypatch.setattr(opening, "_compared", {})
+    monkeypatch.setattr(opening, "_told", {})
+    featcache.open(path)
+    assert caplog.records == []
 
 
 def test_opening_loads_no_module_that_waits_to_be_used(
