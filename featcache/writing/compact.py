@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import logging
@@ -18,7 +17,7 @@ import numpy as np
 from featcache._progress import bar
 from featcache.container_files import Pages, sync_directory
 from featcache.container_files.lock import FILES as LOCK_FILES
-from featcache.container_files.lock import WriterLock, is_locked
+from featcache.container_files.lock import WriterLock
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
 from featcache.format.annotation_columns import Column, stored_columns
 from featcache.format.columns import ColumnFile
@@ -34,7 +33,6 @@ from featcache.format.manifest import (
     read_manifest,
 )
 from featcache.format.part import (
-    PART_NAME,
     SEAL,
     SealedPart,
     container_columns,
@@ -52,7 +50,7 @@ from featcache.writing.free_space import check_free, margin
 from featcache.writing.held import HeldCache
 from featcache.writing.open_part import Declarations, page_columns, write_seal
 from featcache.writing.publish import AnnotatedRows, ExpectedIds, merged_stats, publish
-from featcache.writing.recover import still_written
+from featcache.writing.recover import check_none_lives
 
 # Groups of small parts that become one, so that many appends leave few parts.
 #
@@ -330,6 +328,8 @@ def compact(held: HeldCache, features: Declarations) -> None:
     that is current name the new one, which holds the same.
     """
     cache, manifest = held.path, held.manifest
+    before = [path for path in map(Path, entries(cache / PARTS)) if _holds_anything(path)]
+    check_none_lives(cache)  # parts that are begun from here on hold nothing that was deleted
     in_the_way = dict(_tags_that_hold(cache, manifest))
     current = [tag for tag, name in manifest.tags.items() if name == manifest.name]
     groups = [*packed(what_counts(cache, part, list(features)) for part in held.sealed())]
@@ -351,7 +351,7 @@ def compact(held: HeldCache, features: Declarations) -> None:
     _remove_given_up(held)
     for directory in filter(Path.exists, (cache / PARTS, cache / MANIFESTS, cache)):
         sync_directory(directory)  # or a power cut might bring back what was removed
-    _check_gone(held)
+    _check_gone(held, before)
 
 
 def _tags_that_hold(cache: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -397,21 +397,16 @@ def _remove_given_up(held: HeldCache) -> None:
                 remove_part(held.path / PARTS / name)
 
 
-def _check_gone(held: HeldCache) -> None:
-    """Raise `CacheError` if anything lies among the parts that no kept generation names.
+def _check_gone(held: HeldCache, before: Iterable[Path]) -> None:
+    """Raise `CacheError` if any of what lay among the parts is left that no kept generation names.
 
-    Parts that were begun meanwhile hold nothing that was deleted: those that live are told as such.
+    Of what lay there `before` anything was rewritten: others hold nothing that was deleted.
     """
     cache, manifest = held.path, held.manifest
-    found = [Path(each) for each in entries(cache / PARTS)]
-    for part in (part for part in found if PART_NAME.fullmatch(part.name)):
-        with contextlib.suppress(FileNotFoundError):  # its writer has removed it
-            if not (part / SEAL).exists() and is_locked(part):
-                raise still_written(part)
     kept = [read_manifest(cache, manifest_file(name)) for name in {*manifest.tags.values()}]
     named = {entry.name for each in (manifest, *kept) for entry in each.parts}
     named.update(part.entry.name for part in held.sealed())
-    if left := [part.name for part in found if part.name not in named and _holds_anything(part)]:
+    if left := [part.name for part in before if part.name not in named and _holds_anything(part)]:
         raise CacheError(
             f"cache {str(cache)!r} is compacted, but these directories in {PARTS!r} belong to no "
             f"generation, and may hold what was deleted: {', '.join(map(repr, left))}; remove them"
@@ -419,7 +414,7 @@ def _check_gone(held: HeldCache) -> None:
 
 
 def _holds_anything(path: Path) -> bool:
-    """Whether anything lies there; not so in a part that was made and is not yet locked."""
+    """Whether anything lies there but a lock."""
     if path.is_dir() and not path.is_symlink():
         return any(each.name not in LOCK_FILES for each in entries(path))
     return os.path.lexists(path)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,11 +26,12 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter
 from featcache.container_files import sync_directory
-from featcache.errors import CacheError, CorruptCacheError, StorageFullError
+from featcache.container_files.lock import WriterLock
+from featcache.errors import CacheError, CacheLockedError, CorruptCacheError, StorageFullError
 from featcache.format.index import Stamps
 from featcache.format.manifest import PARTS, read_manifest
 from featcache.testing.contract import traces_in
-from featcache.writing import compact, part_writer, publish
+from featcache.writing import compact, edit, part_writer, publish
 from featcache.writing import compact as compacting
 from featcache.writing.open_part import OpenPart
 from featcache.writing.part_writer import PartWriter
@@ -254,27 +257,51 @@ def test_what_was_set_aside_is_told_of(path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "array.bin"])
-def test_a_part_that_a_writer_has_only_just_made_is_in_nobodys_way(
-    path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_part_that_is_begun_meanwhile_is_in_nobodys_way(
+    path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, locked: bool
 ) -> None:
-    """Made, and not yet locked: another thread or process begins it while this one compacts."""
-    part = path / PARTS / "20300101T000000-00000000"
+    """By another thread or process, at any moment: nothing that was deleted can lie in it."""
+    part, locks = path / PARTS / "20300101T000000-00000000", ExitStack()
     synced = sync_directory
 
     def begin_a_part(directory: Path) -> None:
-        part.mkdir(exist_ok=True)
-        if content is not None:
-            (part / content).touch()
+        if not part.exists():
+            part.mkdir()
+            if locked:
+                locks.enter_context(WriterLock(part))
+            if content is not None:
+                (part / content).touch()
         synced(directory)
 
     cache = deleted(path)
     monkeypatch.setattr(compacting, "sync_directory", begin_a_part)
-    if content is None:
+    with locks:
         cache.compact()
-    else:
-        with pytest.raises(CacheError, match="may hold what was deleted: '20300101T000000-0000000"):
-            cache.compact()
-    assert part.is_dir()
+        assert part.is_dir()
+    assert not traces_in(path, traces_of(GONE))
+    check_cache(path, LEFT)
+
+
+def test_nothing_is_compacted_while_a_part_is_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was begun between the recovery and the compaction is told of before anything."""
+    part, locks = path / PARTS / "20300101T000000-00000000", ExitStack()
+    compacts = edit.compact_parts
+
+    def begin_a_part_first(*given: Any) -> None:
+        part.mkdir()
+        locks.enter_context(WriterLock(part))
+        (part / "array.bin").touch()
+        compacts(*given)
+
+    cache = deleted(path)
+    before = parts_of(path)
+    monkeypatch.setattr(edit, "compact_parts", begin_a_part_first)
+    with locks, pytest.raises(CacheLockedError, match="still being written"):
+        cache.compact()
+    assert [name for name in parts_of(path) if name != part.name] == before
 
 
 def test_parts_of_an_overwrite_that_was_given_up_go(path: Path) -> None:
