@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from featcache._checks import listed_ids
 from featcache.declaration import FeatureStorageConfig
-from featcache.errors import CacheError, ConfigError, StaleCacheError
+from featcache.errors import ConfigError, StaleCacheError
 from featcache.extraction.dataset_batches import DatasetBatches, Loading
 from featcache.extraction.datasets import counted, dataset_of, is_map_style, named
 from featcache.extraction.job import Job
@@ -23,10 +23,11 @@ from featcache.extraction.stamping import Entries, InputsOnly
 from featcache.format.feature_sets import stored_sets
 from featcache.format.fingerprint import cache_fingerprint, differences
 from featcache.format.index import StampColumns, Stamps
-from featcache.format.manifest import NAME, read_manifest
+from featcache.format.manifest import NAME, BuildState, Manifest, read_manifest
 from featcache.reading.generation import Generation
 from featcache.store import Cache
 from featcache.writing.cache_writer import CacheWriter
+from featcache.writing.session import stored_stamps
 
 # A data set under the name of the wrong split: noticed by its ids, before anything is computed.
 
@@ -53,30 +54,32 @@ def tell_other_splits(
                 _log.warning(text, split, str(directory), *some)
 
 
-def refuse_another(path: Path, ids: Sequence[str], split: str) -> None:
-    """Raise `ConfigError` for a complete cache that a data set has no utterance in common with."""
-    try:
-        cache = Generation.at(path.absolute())
-    except (CacheError, OSError):  # none, or damaged: whoever opens it says so
+def refuse_another(path: Path, manifest: Manifest, ids: Sequence[str], split: str) -> None:
+    """Raise `ConfigError` for a complete cache that a data set has no utterance in common with.
+
+    `manifest` is that of the cache.
+    """
+    if not manifest.complete or not manifest.rows or manifest.state is BuildState.ASIDE:
         return
-    there, failed = cache.index.ids, {*cache.failed}
-    known = cache.manifest.complete and len(there) and not is_overwriting(path)
-    if not known or not failed.isdisjoint(ids):
+    try:
+        cache = Generation.at(path.absolute(), current=manifest)
+    except OSError:  # damaged: whoever opens it says so
+        return
+    if not {*cache.failed}.isdisjoint(ids):
         return
     if any((rows >= 0).any() for rows in _rows_of_some(cache, ids)):
         return
     raise ConfigError(
         f"the data set shares no utterance with cache {str(path)!r}, which is complete: "
-        f"{named(ids, 3)} here, {named([*islice(there, 3)], 3)} there. Is it another split than "
-        f"{split!r}? Give its stage= or split=; or append=True to add its utterances, "
+        f"{named(ids, 3)} here, {named([*islice(cache.index.ids, 3)], 3)} there. Is it another "
+        f"split than {split!r}? Give its stage= or split=; or append=True to add its utterances, "
         "overwrite=True to replace those there"
     )
 
 
 def is_overwriting(path: Path) -> bool:
     """Whether a cache that is to be overwritten is still the one that readers see."""
-    manifest = read_manifest(path)
-    return manifest.building > manifest.build
+    return read_manifest(path).state is BuildState.ASIDE
 
 
 def rows_of(cache: Generation, ids: Sequence[str]) -> NDArray[np.int64]:
@@ -126,20 +129,35 @@ class ChangedInputs:
         self._entries = Entries(self._dataset)
         self._job, self._refuses = job, refuses
 
-    def find(
-        self, path: Path, ids: Sequence[str] | None, stored: StampColumns | None, seed: int | None
+    def find_in(
+        self, cache: Cache, ids: Sequence[str] | None, seed: int | None
     ) -> ChangedUtterances:
-        """Find the utterances of cache `path` that have changed.
+        """Find the utterances of a cache that have changed.
 
         Args:
-            path: the cache directory.
+            cache: the cache.
             ids: of the data set; None: none are known, and nothing is compared.
-            stored: their stamps in the cache, 0 for those that it lacks.
             seed: of random data, whose items are loaded from generators of their own.
 
         Raises `StaleCacheError`, which names the utterances, unless they are to be computed again.
         """
-        if ids is None or stored is None or not self._entries:
+        return self._find(cache.path, ids, partial(stamps_in, cache), seed)
+
+    def find_sealed(
+        self, path: Path, ids: Sequence[str] | None, seed: int | None
+    ) -> ChangedUtterances:
+        """Find those of the build of cache `path` that is being written, as `find_in` does."""
+        return self._find(path, ids, partial(stored_stamps, path), seed)
+
+    def _find(
+        self,
+        path: Path,
+        ids: Sequence[str] | None,
+        stamps: Callable[[Sequence[str]], StampColumns | None],
+        seed: int | None,
+    ) -> ChangedUtterances:
+        """Compare what `stamps` returns for ids with the data set of now."""
+        if ids is None or not self._entries or (stored := stamps(ids)) is None:
             return ChangedUtterances()
         there = np.flatnonzero(stored.entry)
         now = self._entries.stamps(there.tolist())
@@ -150,13 +168,6 @@ class ChangedInputs:
         if found.changed and self._refuses:
             raise _refusal(path, found.changed)
         return found
-
-    def find_in(
-        self, cache: Cache, ids: Sequence[str] | None, seed: int | None
-    ) -> ChangedUtterances:
-        """Find the utterances of a cache that is open that have changed, as `find` does."""
-        stored = None if ids is None else stamps_in(cache, ids)
-        return self.find(cache.path, ids, stored, seed)
 
     def _inputs(
         self, ids: Sequence[str], seed: int | None, numbers: Sequence[int]

@@ -46,7 +46,13 @@ from featcache.format.fingerprint import (
     differences,
     fingerprint_digest,
 )
-from featcache.format.manifest import read_building_file, read_manifest
+from featcache.format.manifest import (
+    BuildState,
+    Manifest,
+    read_building_file,
+    read_kept,
+    read_manifest,
+)
 from featcache.format.part import committed
 from featcache.reading.generation import Generation
 from featcache.reading.opening import ROLE, witnesses
@@ -63,23 +69,26 @@ PROBE_ROLE = "probe"
 
 
 def kept_probe(
-    to: Destination, fingerprint: Mapping[str, object], seed: int, *, resume: bool, overwrite: bool
+    to: Destination,
+    manifest: Manifest,
+    fingerprint: Mapping[str, object],
+    seed: int,
+    options: RunOptions,
 ) -> Probe | None:
-    """Return the probe of what a run will go on with; None if it begins anew, or none was kept."""
-    try:
-        manifest = read_manifest(to.path)
-    except CacheError:  # the writer begins a cache, or says what is wrong
-        return None
-    if overwrite:
+    """Return the probe of what a run will go on with; None if it begins anew, or none was kept.
+
+    `manifest` is that of the cache.
+    """
+    if options.overwrite:
         given = (fingerprint, {"seed": seed, **fingerprint})
         same = {fingerprint_digest(cache_fingerprint(to.features, each)) for each in given}
-        left = manifest.building > manifest.build and manifest.building_fingerprint in same
+        left = manifest.state is BuildState.ASIDE and manifest.building_fingerprint in same
         goes_on = left and any(True for _ in committed(to.path))
     else:
-        goes_on = (resume or manifest.complete) and (
+        goes_on = (options.resume or manifest.complete) and (
             manifest.rows > 0 or any(True for _ in committed(to.path))
         )
-    return read_probe(to.path, building=overwrite) if goes_on else None
+    return read_probe(to.path, manifest, building=options.overwrite) if goes_on else None
 
 
 def keep_probe(writer: CacheWriter, probe: Probe) -> None:
@@ -87,13 +96,11 @@ def keep_probe(writer: CacheWriter, probe: Probe) -> None:
     writer.keep_file(PROBE_ROLE, probe.to_bytes())
 
 
-def read_probe(cache: Path, *, building: bool) -> Probe | None:
+def read_probe(cache: Path, manifest: Manifest, *, building: bool) -> Probe | None:
     """Return the probe of the cache that readers see, or of the build that is being written."""
-    manifest = read_manifest(cache)
-    if building or manifest.building == manifest.build:
-        data = read_building_file(cache, PROBE_ROLE)
-    else:
-        data = Generation.at(cache).file(PROBE_ROLE)
+    current = building or manifest.state is BuildState.CURRENT
+    files = manifest.building_file(PROBE_ROLE) if current else manifest.files
+    data = read_kept(cache, files, PROBE_ROLE)
     return None if data is None else Probe.from_bytes(data)
 
 
@@ -295,6 +302,7 @@ class Checking:
         inputs: tell which utterances have changed.
         options: how many are checked, and whether changes of code and settings are accepted that
             compute the same bits.
+        found: the manifest of the cache; None: there is none, or one that the writer refuses.
 
     Attributes:
         fingerprint: of the run.
@@ -303,14 +311,19 @@ class Checking:
     """
 
     def __init__(
-        self, job: Job, destination: Destination, inputs: ChangedInputs, options: RunOptions
+        self,
+        job: Job,
+        destination: Destination,
+        inputs: ChangedInputs,
+        options: RunOptions,
+        found: Manifest | None,
     ) -> None:
         # as it is now: computing may change what it was read from
         seed, self.fingerprint = torch.initial_seed(), canonical(job.fingerprint)
         self.seed: int | None = None
         self.numbers: IdNumbers | None = None
         self._job, self._to, self._inputs = job, destination, inputs
-        self._check = options.check
+        self._found, self._check = found, options.check
         self._source = ProbeSource(job, list(destination.features))
         self._record = RunRecord(destination.path, job.witnesses)
         self._kept: Probe | None = None  # by the cache
@@ -322,25 +335,29 @@ class Checking:
             self._tell_once("is of a data set whose utterances cannot be picked by id")
             return
         overwrite = options.overwrite
-        self._kept = kept = kept_probe(
-            destination, self.fingerprint, seed, resume=options.resume, overwrite=overwrite
-        )
-        random = kept is not None and kept.seed is not None
+        if found is not None:
+            self._kept = kept_probe(destination, found, self.fingerprint, seed, options)
+        random = self._kept is not None and self._kept.seed is not None
         if self._check is not None:
             self._compute(seed, overwrite)
             random = random or self._now.probe.seed is not None
         if random:
             self.fingerprint.setdefault("seed", seed)
             self.seed = seed
-        if not overwrite:
+        if found is not None and not overwrite:
             self._accept_if(options.accept)
 
     def _accept_if(self, is_asked: bool) -> None:
-        if is_asked or self._code_grew():
-            self._accept()
-        elif self._rules_differ():
+        # as it is now: others may have written the cache while the probe was computed
+        changed = changed_fields(self._to, self.fingerprint)
+        may_be = may_be_accepted(changed, self._now.comparison)
+        # code alone changed with features that were added, and computes the same
+        grew = self._to.others_added and is_more_code(changed)
+        if is_asked or (grew and may_be):
+            self._accept(changed)
+        elif are_by_other_rules(changed) and may_be:  # of another version of featcache
             with refusal_passed_over():
-                self._accept()
+                self._accept(changed)
                 return
             # one that nobody here may write to is read as what it was made from
             self.fingerprint = read_manifest(self._to.path).made_from
@@ -434,11 +451,10 @@ class Checking:
             return None
         return told(compared, found, cause_of(found, self._source, self._in_batch))
 
-    def _accept(self) -> None:
+    def _accept(self, changed: Sequence[Difference]) -> None:
         """Accept changes, once all utterances that are checked are found to be the same."""
         to, ids, comparison = self._to, self._job.ids, self._now.comparison
-        may_be = may_be_accepted(changed_fields(to, self.fingerprint), comparison)
-        if self._check != "probe" and may_be:
+        if self._check != "probe" and may_be_accepted(changed, comparison):
             cache = to.cache()
             text = self._unlike_stored(cache, self._inputs.find_in(cache, ids, self.seed).changed)
             if text is not None:
@@ -455,18 +471,6 @@ class Checking:
             raise self.explained(StaleCacheError(f"{text}{listed}\n{_CURE}"))
         self.admit((), cache)
         self.end(cache)
-
-    def _rules_differ(self) -> bool:
-        """Whether another version of featcache described what computes the same."""
-        changed = changed_fields(self._to, self.fingerprint)
-        return are_by_other_rules(changed) and may_be_accepted(changed, self._now.comparison)
-
-    def _code_grew(self) -> bool:
-        """Whether code alone changed with features that were added, and computes the same."""
-        if not self._to.others_added:
-            return False
-        changed = changed_fields(self._to, self.fingerprint)
-        return is_more_code(changed) and may_be_accepted(changed, self._now.comparison)
 
     def _compute(self, seed: int, overwrite: bool) -> None:
         """Compute the utterances of the kept probe, or those of a new one."""
@@ -505,11 +509,8 @@ class Checking:
         return StaleCacheError("\n".join([text, *self._record.since(), _CURE]))
 
     def _is_complete(self) -> bool:
-        try:
-            manifest = read_manifest(self._to.path)
-            return manifest.complete and manifest.rows > 0  # or all has failed
-        except CacheError:
-            return False
+        # without rows, all has failed
+        return self._found is not None and self._found.complete and self._found.rows > 0
 
     def _tell_once(self, why: str) -> None:
         path = str(self._to.path)

@@ -184,19 +184,20 @@ class Destination:
 
         A plain cache that is overwritten takes the new ones, too: all is computed anyway.
         """
-        rest, shares, stored = dict(self.features), list[Self](), [*stored_sets(self.path)]
-        for directory, manifest in stored:
+        rest, shares, stored = dict(self.features), list[Self](), dict(stored_sets(self.path))
+        for directory, manifest in stored.items():
             mine = {name: rest.pop(name) for name in [*rest] if name in manifest.features}
             if not mine:
                 continue
             alone = directory == self.path and len(stored) == 1
             whole = alone and rest and manifest.features.keys() <= mine.keys()
-            if whole and (overwrite or not holds_any(self.path)):
+            if whole and (overwrite or not holds_any(directory, manifest)):
                 return [self]
             shares.append(replace(self, path=directory, features=mine))
         if rest:
             shares = [replace(share, others_added=True) for share in shares]
-            shares.append(replace(self, path=directory_of(self.path, rest), features=rest))
+            new = directory_of(self.path, rest, stored)
+            shares.append(replace(self, path=new, features=rest))
         return shares
 
     @property

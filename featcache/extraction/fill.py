@@ -75,6 +75,7 @@ from featcache.extraction.run import (
 )
 from featcache.extraction.while_filling import WhileFilling
 from featcache.format.feature_sets import stored_sets
+from featcache.format.manifest import Manifest
 from featcache.format.part import committed
 from featcache.interface import Ints
 from featcache.reading.verify import container_damage, own_containers, raise_damage
@@ -84,7 +85,6 @@ from featcache.store import open as open_cache
 from featcache.tables.table import FeatureTable
 from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.part_writer import PartWriter
-from featcache.writing.session import stored_stamps
 from featcache.writing.sets import name_set
 
 EMPTY = "the data set is empty: not one utterance came of it; look at what filters or feeds it"
@@ -123,7 +123,7 @@ def compare(job: Job, destination: Destination, options: RunOptions) -> None:
     for share in destination.shares(overwrite=False):
         cache = share.stored()
         inputs = ChangedInputs(job, refuses=True)
-        Checking(job, share, inputs, options).compare_only(cache)
+        Checking(job, share, inputs, options, cache.opened.manifest).compare_only(cache)
 
 
 class _Open(NamedTuple):
@@ -152,6 +152,7 @@ class _Filling:
     ) -> None:
         self._job, self._to, self._options, self._ranks = job, to, options, ranks
         self._is_last = is_last
+        self._cache: Cache | None = None  # with all that was written, on rank 0
         self._inputs = ChangedInputs(job, refuses=options.on_changed == "raise")
         self._rows = RowsOfIds()
 
@@ -172,7 +173,8 @@ class _Filling:
                     add_resume_note(error, to.path, ids)
                 raise
         if here is not None and not is_overwriting(to.path):
-            here.checking.end(to.cache())
+            self._cache = to.cache()
+            here.checking.end(self._cache)
         if self._options.annotations:
             ranks.together(partial(self._annotate, here))
         return ids
@@ -186,16 +188,15 @@ class _Filling:
         # who appends knows of them; where others are stored apart, the view of all tells
         tells = self._ranks.rank == 0 and not self._options.append and (of_all or not to.beside)
         level = logging.WARNING if tells else logging.DEBUG
-        cache = to.cache() if to.beside and not of_all else to.whole()
+        cache = to.whole() if to.beside and of_all else self._cache or to.cache()
         return view_of(cache, ids, self._rows, level)
 
     def _annotate(self, here: _Open | None) -> None:
         """On rank 0, store the annotations that the cache lacks, or has others of."""
-        if here is None or is_overwriting(self._to.path):
+        if here is None or self._cache is None:
             return
-        cache = self._to.cache()
-        if unlike := here.annotations.unlike(cache):
-            cache.annotate(unlike)
+        if unlike := here.annotations.unlike(self._cache):
+            self._cache.annotate(unlike)
 
     # Opening, on rank 0.
 
@@ -204,18 +205,21 @@ class _Filling:
         if self._ranks.rank:
             return None
         to, job, options = self._to, self._job, self._options
-        if not options.overwrite:
-            self._refuse_another(job.ids)
         declared = to.storage.features
         beside = DatasetAnnotations(job.source, job.ids, options.annotations, declared)
-        beside.refuse_other_kinds(to.storage.path(to.split))
-        checking = Checking(job, to, self._inputs, options)
+        # the sets of the cache as they are now, for all that looks at them before it is written
+        stored = dict(stored_sets(to.storage.path(to.split)))
+        found = stored.get(to.path)
+        if not options.overwrite:
+            self._refuse_another(found, job.ids)
+        beside.refuse_other_kinds(stored)
+        checking = Checking(job, to, self._inputs, options, found)
         opened = Opened(checking.fingerprint, checking.seed, self._ids(checking.fingerprint))
         numbers = None
         if opened.ids is not None and job.by_number:
             numbers = checking.numbers or IdNumbers(opened.ids)
         try:
-            opened, writer = self._opened(opened, checking)
+            opened, writer = self._opened(opened, checking, stored)
         except StaleCacheError as error:
             raise checking.explained(error) from error
         return _Open(opened, writer, checking, numbers, beside)
@@ -240,16 +244,20 @@ class _Filling:
             str(to.path),
         )
         ids = learnt_ids(job.source, job.loader_kwargs)
-        self._refuse_another(ids)
+        self._refuse_another(cache.opened.manifest, ids)
         return ids
 
-    def _refuse_another(self, ids: Sequence[str] | None) -> None:
+    def _refuse_another(self, found: Manifest | None, ids: Sequence[str] | None) -> None:
         """Raise `ConfigError` for ids of which a complete cache has none; nothing is computed."""
-        if ids is not None and len(ids) and not self._options.append:
-            refuse_another(self._to.path, ids, self._to.split)
+        if found is not None and ids is not None and len(ids) and not self._options.append:
+            refuse_another(self._to.path, found, ids, self._to.split)
 
-    def _opened(self, opened: Opened, checking: Checking) -> tuple[Opened, CacheWriter | None]:
+    def _opened(
+        self, opened: Opened, checking: Checking, stored: Mapping[Path, Manifest]
+    ) -> tuple[Opened, CacheWriter | None]:
         """Open the cache, with what `checking` keeps in it; no writer if nothing is missing.
+
+        `stored` are the feature sets that were there before.
 
         Raises `ConfigError` for a data set that seems to belong to another split, `CacheError` for
         a cache that lacks something and cannot be written to, `StaleCacheError` for utterances that
@@ -273,7 +281,7 @@ class _Filling:
                     self._keep_whole(cache, opened, found)
                     return opened, None
         if ids is not None and missing is ids and not options.append:
-            self._refuse_other_sets(ids)
+            self._refuse_other_sets(ids, stored)
         if missing is not None and to.has_splits:
             tell_other_splits(to.storage.root, to.split, to.features, missing)
         with refusal_explained(to.path, None if missing is None else [*missing, *found.changed]):
@@ -284,11 +292,11 @@ class _Filling:
         self._begin(writer, opened, found, checking)
         return opened, writer
 
-    def _refuse_other_sets(self, ids: Sequence[str]) -> None:
+    def _refuse_other_sets(self, ids: Sequence[str], stored: Mapping[Path, Manifest]) -> None:
         """Raise `ConfigError` if another set of features is complete without any of the ids."""
-        for directory, manifest in stored_sets(self._to.storage.path(self._to.split)):
+        for directory, manifest in stored.items():
             if manifest.features.keys().isdisjoint(self._to.features):
-                refuse_another(directory, ids, self._to.split)
+                refuse_another(directory, manifest, ids, self._to.split)
 
     def _missing_from(self, cache: Cache, opened: Opened) -> Sequence[str] | None:
         """Return the ids that are to be computed; None if they are not known."""
@@ -336,10 +344,9 @@ class _Filling:
             if ids is not None:
                 writer.expect(ids)
             if not opened.full:  # what a killed run left has been recovered, and is compared, too
-                stored = None if ids is None else stored_stamps(path, ids)
                 # nothing is refused where all is to be computed anew
                 inputs = ChangedInputs(self._job, refuses=False) if overwrite else self._inputs
-                found = inputs.find(path, ids, stored, opened.seed)
+                found = inputs.find_sealed(path, ids, opened.seed)
                 if not checking.admit(found.changed, writer, overwrite=overwrite):
                     found = ChangedUtterances([id for id in ids or () if id in writer])
             # first: of utterances that are gone nobody could tell that they had changed

@@ -42,7 +42,7 @@ from featcache.format.annotations import (
     wider_kind,
     with_kinds,
 )
-from featcache.format.feature_sets import stored_sets
+from featcache.format.manifest import Manifest
 from featcache.interface import Ints
 from featcache.reading.reader import FeatureReader
 from featcache.samplers.batches import Batches
@@ -181,12 +181,12 @@ class DatasetAnnotations:
             values.append(checked.get(name))
         return values
 
-    def refuse_other_kinds(self, path: Path) -> None:
+    def refuse_other_kinds(self, stored: Mapping[Path, Manifest]) -> None:
         """Raise `FeatureError` if a cache has an annotation of another kind, before any computing.
 
-        Integers and floats are of one kind.
+        Integers and floats are of one kind. `stored` are the cache's feature sets.
         """
-        for directory, manifest in stored_sets(path):
+        for directory, manifest in stored.items():
             for name in [each for each in self._known if each in manifest.annotations]:
                 kind = manifest.annotations[name].kind
                 values = (value for value in self._known[name] if value is not None)

@@ -70,14 +70,14 @@ def claim_directory(path: Path) -> None:
 PATIENCE_S = 10.0  # that others name a set of theirs
 
 
-def directory_of(cache: Path, features: Iterable[str]) -> Path:
+def directory_of(cache: Path, features: Iterable[str], stored: Mapping[Path, Manifest]) -> Path:
     """Return the directory that features of a cache are, or are to be, stored in.
 
-    That of the set that has any of them; a new one where what is stored has none. Raises
+    That of the set that has any of them; a new one where what is stored has none. `stored` are the
+    sets of the cache and their manifests. Raises
     `ConfigError` if several sets have some of them, and for one that is an annotation of another.
     """
     names = list(features)
-    stored = dict(stored_sets(cache))
     theirs = [each for each, found in stored.items() if not {*found.features}.isdisjoint(names)]
     if len(theirs) > 1:
         paths = " and ".join(repr(str(directory)) for directory in theirs)
@@ -91,7 +91,7 @@ def directory_of(cache: Path, features: Iterable[str]) -> Path:
                 f"cache {str(cache)!r} has an annotation {min(both)!r}, so no feature can have "
                 "this name: rename the feature"
             )
-    if theirs or cache not in stored or (len(stored) == 1 and not holds_any(cache)):
+    if theirs or cache not in stored or (len(stored) == 1 and not holds_any(cache, stored[cache])):
         return theirs[0] if theirs else cache
     first = next(iter(names))
     check_own_directory(cache / SETS)
@@ -102,7 +102,7 @@ def directory_of(cache: Path, features: Iterable[str]) -> Path:
 
 def directory_to_write(cache: Path, features: Iterable[str]) -> Path:
     """Return the directory to store features of a cache in, where sets may be added now."""
-    directory = directory_of(cache, features)
+    directory = directory_of(cache, features, dict(stored_sets(cache)))
     if directory != cache:
         with explained(cache, lambda: "the cache is as it was"):
             _begin_sets(cache)
@@ -150,9 +150,9 @@ def clear_up(directory: Path) -> None:
             remove_unfinished(sets)
 
 
-def holds_any(cache: Path) -> bool:
-    """Whether anything is stored in a cache, or a set."""
-    return read_manifest(cache).rows > 0 or bool(committed_builds(cache))
+def holds_any(cache: Path, manifest: Manifest) -> bool:
+    """Whether anything is stored in a cache, or a set, of this manifest."""
+    return manifest.rows > 0 or bool(committed_builds(cache))
 
 
 # Manifests of several feature sets, which readers see all at once or not at all.

@@ -75,6 +75,10 @@ def test_a_change_that_computes_the_same_is_shown_and_can_be_accepted(written: A
         written("2.0")
 
 
+def test_where_there_is_no_cache_yet_there_is_nothing_to_accept(written: Any) -> None:
+    assert len(written("2.0", accept=True, check="all")) == 9
+
+
 def test_times_of_frames_that_are_declared_later_can_be_accepted(written: Any) -> None:
     written("2.0")
     with pytest.raises(StaleCacheError, match=r"features.x.frame_s: was \(absent\), now 0.02"):

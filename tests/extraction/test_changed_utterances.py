@@ -26,6 +26,7 @@ import featcache
 from featcache import CacheWriter
 from featcache.errors import ComputeError, ConfigError, StaleCacheError
 from featcache.extraction.checking import read_probe
+from featcache.format.manifest import read_manifest
 from featcache.writing import queue
 from featcache.writing.part_writer import PartWriter
 
@@ -276,7 +277,8 @@ def test_a_change_beside_the_probe_is_not_offered_to_be_accepted(
 
 
 def read_probed(brain: Any) -> list[str]:
-    probe = read_probe(brain.hparams.storage.path("train"), building=False)
+    path = brain.hparams.storage.path("train")
+    probe = read_probe(path, read_manifest(path), building=False)
     assert probe is not None
     return list(probe.utterances)
 

@@ -18,6 +18,7 @@ import featcache
 from featcache import FeatureStorage, FeatureStorageConfig, unpad
 from featcache.errors import ComputeError, ConfigError, NotACacheError, StaleCacheError
 from featcache.extraction.checking import read_probe
+from featcache.format.manifest import read_manifest
 from featcache.extraction.dataset_batches import DatasetBatches, Loading
 
 
@@ -111,7 +112,8 @@ def test_a_part_of_the_data_set_is_compared_with_what_is_stored(
 ) -> None:
     brain = make_brain(storage, Gained)
     brain.cache_features(first_of(40))
-    probed = read_probe(storage.path("train"), building=False)
+    path = storage.path("train")
+    probed = read_probe(path, read_manifest(path), building=False)
     assert probed is not None
     start = next(n for n in range(40) if first_of(1, n).data_ids[0] not in probed.utterances)
     brain.cache_features(first_of(1, start))
@@ -215,7 +217,8 @@ def test_a_cache_of_which_all_has_failed_gets_a_probe_when_it_is_tried_again(
     caplog.clear()
     brain.cache_features(make_dataset(5))
     assert "without a probe" not in caplog.text
-    assert read_probe(storage.path("train"), building=False) is not None
+    path = storage.path("train")
+    assert read_probe(path, read_manifest(path), building=False) is not None
 
 
 def test_audio_that_is_gone_is_logged_and_code_that_fails_is_an_error(
