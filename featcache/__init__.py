@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from featcache.adoption.adopt import adopt as adopt
     from featcache.brain import FeatureCacheMixin as FeatureCacheMixin
     from featcache.declaration import FeatureStorageConfig as FeatureStorageConfig
-    from featcache.extraction.converting.convert import convert as convert
+    from featcache.extraction.convert import convert as convert
     from featcache.extraction.environment import EnvironmentProvider as EnvironmentProvider
     from featcache.extraction.extract import extract as extract
     from featcache.extraction.unpad import unpad as unpad
@@ -64,7 +64,7 @@ _HOMES = {
     "adopt": "featcache.adoption.adopt",
     "cache": "featcache.lazy.decorator",
     "concat": "featcache.tables.combine",
-    "convert": "featcache.extraction.converting.convert",
+    "convert": "featcache.extraction.convert",
     "extract": "featcache.extraction.extract",
     "join": "featcache.tables.combine",
     "open": "featcache.store",

@@ -37,18 +37,18 @@ from featcache.reading.opening import (
 from featcache.reading.unpublished import count_unpublished
 
 if TYPE_CHECKING:
-    from featcache.extraction.estimating.estimate import Estimate as Estimate
-    from featcache.extraction.estimating.estimate import estimate as estimate
+    from featcache.extraction.estimate import Estimate as Estimate
+    from featcache.extraction.estimate import estimate as estimate
     from featcache.report_page import Finding as Finding
     from featcache.report_page import Report as Report
     from featcache.staleness.provenance import provenance as provenance
     from featcache.store import Cache
 
 _HOMES = {  # loaded when first used: a look at a cache needs no torch
-    "Estimate": "featcache.extraction.estimating.estimate",
+    "Estimate": "featcache.extraction.estimate",
     "Finding": "featcache.report_page",
     "Report": "featcache.report_page",
-    "estimate": "featcache.extraction.estimating.estimate",
+    "estimate": "featcache.extraction.estimate",
     "provenance": "featcache.staleness.provenance",
 }
 _SOURCES = "sources"  # of the witnesses: the text of each function, by file and name

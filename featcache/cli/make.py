@@ -19,7 +19,7 @@ from featcache.errors import UnknownNameError, counted, nearest
 
 if TYPE_CHECKING:
     from featcache.declaration import FeatureStorageConfig
-    from featcache.extraction.estimating.estimate import StorageEstimate
+    from featcache.extraction.estimate import StorageEstimate
     from featcache.store import Cache
 
 _LEVELS = {"fault": "red", "look": "yellow"}  # of findings

@@ -4,35 +4,31 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
 from featcache._checks import directory, named_settings
+from featcache._interval import Interval
 from featcache.adoption.adopt import as_cache, foreign_source
 from featcache.declaration import Features, FeatureStorageConfig
 from featcache.errors import ConfigError, FeatureError, IncompleteError, StorageFullError
-from featcache.extraction.converting.read_back import (
+from featcache.extraction.conversion_source import (
     ReadBack,
+    TableRows,
     bring_annotations,
     carried_fingerprint,
     declared_as,
     keep_record,
+    table_of,
 )
-from featcache.extraction.estimating.estimate import (
-    PREFIX,
-    Forecast,
-    forecast,
-    raw_of,
-    sample_of,
-)
-from featcache.extraction.outcomes import ProgressBar
-from featcache.extraction.table_rows import TableRows, table_of
+from featcache.extraction.estimate import PREFIX, Forecast, forecast, raw_of, sample_of
+from featcache.extraction.outcomes import ProgressBar, TaskProgress
 from featcache.format.fingerprint import cache_fingerprint, fingerprint_digest
 from featcache.format.part import committed, read_part
 from featcache.interface import Ints
@@ -42,6 +38,7 @@ from featcache.store import open as open_cache
 from featcache.tables.shown import said_bytes
 from featcache.tables.table import FeatureTable
 from featcache.workers.config import ParallelConfig, config_or_client
+from featcache.workers.pickling import pack, unpack
 from featcache.writing import part_writer
 from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.copies import LARGE, PartCopies, keeps_its_bytes
@@ -49,6 +46,8 @@ from featcache.writing.part_writer import PartWriter
 
 if TYPE_CHECKING:
     from distributed import Client
+
+    from featcache.workers.dispatch import LostAttempt, WorkerReport
 
 
 # `Conversion`: rows of a table become parts of a cache, task by task, in whichever process.
@@ -137,6 +136,107 @@ class Conversion:
         return [ConversionTask(some) for some in np.split(rows, bounds) if len(some)]
 
 
+# Conversion on workers: tasks are handed out, those of a worker that is lost once more.
+
+REPORT_EVERY_S = 1.0
+DEATHS_WITHOUT_PROGRESS = 20  # of workers, with no task done in between
+
+
+class TaskResult(NamedTuple):
+    """The end of a task: what was compared, as `ReadBack` has it."""
+
+    progress: TaskProgress
+    errors: dict[str, float]
+    compared: set[str]
+
+
+class TaskConverter:
+    """Converts tasks in a worker process."""
+
+    def __init__(self, packed: bytes, directory: Path) -> None:
+        from featcache.extraction.process_part import ProcessPart  # which brings in torch
+
+        self._packed, self._directory = packed, directory
+        self._conversion: Conversion | None = None
+        self.part = ProcessPart()
+
+    def run(
+        self, number: int, task: ConversionTask, report: Callable[[TaskProgress], object]
+    ) -> TaskResult:
+        """Convert a task in the attempt of this number; `report` is called about once a second."""
+        with self.part.attempt(self._directory, number) as attempt:
+            if self._conversion is None:
+                self._conversion = cast(Conversion, unpack(self._packed)["conversion"])
+            attempt.note_batch(0)
+            writer = self.part.writer(self._conversion.open_part)
+            done, reporting = [0, 0], Interval(REPORT_EVERY_S)
+
+            def tell(utterances: int, nbytes: int) -> None:
+                done[0], done[1] = done[0] + utterances, done[1] + nbytes
+                if reporting.due():
+                    report(TaskProgress(number, *done))
+                    if not attempt.is_wanted:
+                        raise IncompleteError("the conversion has been stopped")
+
+            back = self._conversion.do(writer, task, tell)
+            return TaskResult(TaskProgress(number, *done), back.errors, back.compared)
+
+
+def convert_on_workers(
+    conversion: Conversion,
+    parallel: ParallelConfig | Client,
+    tasks: Sequence[ConversionTask],
+    bar: ProgressBar,
+) -> Iterator[TaskResult]:
+    """Do tasks on workers, those of a lost one on another; yields the end of each.
+
+    Raises what a worker raised, `IncompleteError` if they die again and again.
+    """
+    from featcache.extraction.run import make_run
+    from featcache.workers.dispatch import Dispatch, LostAttempt
+    from featcache.workers.workers import workers_of
+
+    run = make_run(conversion.path).absolute()
+    setup = partial(_environment, pack({"conversion": conversion}), run)
+    with workers_of(parallel, setup) as workers:
+        dispatch = Dispatch[ConversionTask](workers, run)
+        for task in tasks:
+            dispatch.add(task)
+        bar.begin()
+        deaths = 0
+        with dispatch:
+            for task, outcome in dispatch.outcomes():
+                if isinstance(outcome, LostAttempt):
+                    deaths += 1
+                    if deaths > DEATHS_WITHOUT_PROGRESS * max(len(workers.addresses), 1):
+                        raise IncompleteError(
+                            f"workers die before a task is done, the last one so: {outcome.error}"
+                        ) from outcome.error
+                    bar.drop(outcome.number)
+                    rest = _rest(conversion, task, outcome)
+                    bar.add(len(task.rows) - len(rest.rows))
+                    dispatch.add(rest)
+                elif isinstance(outcome, TaskResult):
+                    bar.end(outcome.progress)
+                    deaths = 0
+                    yield outcome
+                else:
+                    bar.update(TaskProgress(*cast("WorkerReport", outcome).message))
+
+
+def _rest(conversion: Conversion, task: ConversionTask, lost: LostAttempt) -> ConversionTask:
+    """Return what is left of a task whose worker was lost."""
+    if lost.batch is None:  # it was not begun
+        return task
+    there = conversion.rows.table.find(committed(conversion.path, lost.lines))
+    return task._replace(rows=np.setdiff1d(task.rows, there))
+
+
+def _environment(packed: bytes, directory: Path) -> dict[str, object]:
+    converter = TaskConverter(packed, directory)
+    return {"work": converter.run, "part": converter.part}
+
+
 # `ConversionRun`: converts the rows that a cache lacks, and reads all of them back.
 
 SMALL_BYTES = 64 << 20  # below, nothing is tried before it begins
@@ -221,7 +321,6 @@ class ConversionRun:
         coming: Forecast,
         bar: ProgressBar,
     ) -> None:
-        from featcache.extraction.converting.conversion_workers import convert_on_workers
         from featcache.extraction.destination import retry_while_locked
         from featcache.extraction.run import remove_runs
         from featcache.workers.workers import number_of_workers  # which bring in torch

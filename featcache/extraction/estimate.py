@@ -16,8 +16,7 @@ from featcache._checks import whole_number
 from featcache.adoption.adopt import as_cache, foreign_source
 from featcache.declaration import Features, FeatureStorageConfig
 from featcache.errors import ConfigError, FeatureError, MissingDependencyError, counted
-from featcache.extraction.converting.read_back import declared_as
-from featcache.extraction.table_rows import TableRow, TableRows, table_of
+from featcache.extraction.conversion_source import TableRow, TableRows, declared_as, table_of
 from featcache.interface import Ints, storage_dtype
 from featcache.reading.generation import Generation
 from featcache.reading.opening import CachePath

@@ -1,1 +1,0 @@
-"""Conversion of what is stored: a table's rows are written to a cache, and read back."""
