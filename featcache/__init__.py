@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from featcache.extraction.extract import extract as extract
     from featcache.extraction.unpad import unpad as unpad
     from featcache.interop.utterances import utterances as utterances
-    from featcache.lazy.decorator import cache as cache
+    from featcache.lazy.through import cache as cache
     from featcache.lazy.through import through as through
     from featcache.loading.dataset import FeatureDataset as FeatureDataset
     from featcache.loading.loader import FeatureLoader as FeatureLoader
@@ -62,7 +62,7 @@ _HOMES = {
     "Seconds": "featcache.tables.times",
     "Windows": "featcache.tables.segments",
     "adopt": "featcache.adoption.adopt",
-    "cache": "featcache.lazy.decorator",
+    "cache": "featcache.lazy.through",
     "concat": "featcache.tables.combine",
     "convert": "featcache.extraction.convert",
     "extract": "featcache.extraction.extract",

@@ -19,9 +19,8 @@ import torch
 from featcache._cached import cached_property
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CacheError, StaleCacheError
-from featcache.extraction.changed_inputs import ChangedInputs
 from featcache.extraction.datasets import IdNumbers
-from featcache.extraction.destination import Destination, refusal_passed_over
+from featcache.extraction.destination import ChangedInputs, Destination, refusal_passed_over
 from featcache.extraction.job import Job, RunOptions
 from featcache.extraction.probing import (
     Computed,

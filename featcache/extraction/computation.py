@@ -15,8 +15,8 @@ from featcache.errors import ComputeError, FeatureError, describe, nearest
 from featcache.extraction.dataset_batches import DatasetBatches, LoadedBatch, worker_failed
 from featcache.extraction.datasets import named
 from featcache.extraction.outcomes import Failure, TaskProgress, failure_of
+from featcache.extraction.process_part import WhileFilling
 from featcache.extraction.random_state import COMPUTING, seed_generators
-from featcache.extraction.while_filling import WhileFilling
 from featcache.format.files import as_id
 from featcache.format.index import UNKNOWN, Stamps
 from featcache.loading.memory import to_device

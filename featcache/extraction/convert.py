@@ -47,7 +47,7 @@ from featcache.writing.part_writer import PartWriter
 if TYPE_CHECKING:
     from distributed import Client
 
-    from featcache.workers.dispatch import LostAttempt, WorkerReport
+    from featcache.workers.workers import LostAttempt, WorkerReport
 
 
 # `Conversion`: rows of a table become parts of a cache, task by task, in whichever process.
@@ -193,8 +193,7 @@ def convert_on_workers(
     Raises what a worker raised, `IncompleteError` if they die again and again.
     """
     from featcache.extraction.run import make_run
-    from featcache.workers.dispatch import Dispatch, LostAttempt
-    from featcache.workers.workers import workers_of
+    from featcache.workers.workers import Dispatch, LostAttempt, workers_of
 
     run = make_run(conversion.path).absolute()
     setup = partial(_environment, pack({"conversion": conversion}), run)

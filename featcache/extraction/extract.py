@@ -18,9 +18,8 @@ from featcache.extraction.fill import fill
 from featcache.extraction.job import Build, Environment, Job, OnWorkers, RunOptions
 from featcache.extraction.on_workers import checked_environment, loader_options
 from featcache.extraction.random_state import kept_random_state
-from featcache.staleness.in_workers import DriverCode, code_of_driver, refuse_other_code
 from featcache.staleness.provenance import Provenance, provenance
-from featcache.staleness.watch import Watch
+from featcache.staleness.watch import DriverCode, Watch, code_of_driver, refuse_other_code
 from featcache.staleness.witnesses import witnesses
 from featcache.storage import FeatureStorage
 from featcache.tables.table import FeatureTable

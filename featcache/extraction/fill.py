@@ -28,13 +28,6 @@ from featcache.errors import (
     StaleCacheError,
     describe,
 )
-from featcache.extraction.changed_inputs import (
-    ChangedInputs,
-    ChangedUtterances,
-    is_overwriting,
-    refuse_another,
-    tell_other_splits,
-)
 from featcache.extraction.checking import Checking
 from featcache.extraction.computation import Computation
 from featcache.extraction.dataset_batches import (
@@ -45,11 +38,16 @@ from featcache.extraction.dataset_batches import (
 )
 from featcache.extraction.datasets import IdNumbers, counted, named
 from featcache.extraction.destination import (
+    ChangedInputs,
+    ChangedUtterances,
     Destination,
     RowsOfIds,
+    is_overwriting,
     refusal_explained,
     refusal_passed_over,
+    refuse_another,
     retry_while_locked,
+    tell_other_splits,
     view_of,
 )
 from featcache.extraction.job import Job, RunOptions
@@ -62,7 +60,7 @@ from featcache.extraction.outcomes import (
     read_failures,
     write_failures,
 )
-from featcache.extraction.process_part import ProcessPart
+from featcache.extraction.process_part import ProcessPart, WhileFilling
 from featcache.extraction.run import (
     DatasetAnnotations,
     Opened,
@@ -73,7 +71,6 @@ from featcache.extraction.run import (
     longest_first,
     remove_runs,
 )
-from featcache.extraction.while_filling import WhileFilling
 from featcache.format.feature_sets import stored_sets
 from featcache.format.manifest import Manifest
 from featcache.format.part import committed

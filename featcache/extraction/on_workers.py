@@ -27,7 +27,7 @@ from featcache.extraction.dataset_batches import (
 from featcache.extraction.datasets import DataSet, IdNumbers, as_ids, named, visible_ids
 from featcache.extraction.job import Build, Environment, OnWorkers
 from featcache.extraction.outcomes import Failure, Outcome, ProgressBar, TaskProgress, failure_of
-from featcache.extraction.process_part import ProcessPart
+from featcache.extraction.process_part import ProcessPart, WhileFilling
 from featcache.extraction.run import (
     LARGEST_TASK,
     TASKS_PER_WORKER,
@@ -39,7 +39,6 @@ from featcache.extraction.run import (
     longest_first,
     make_run,
 )
-from featcache.extraction.while_filling import WhileFilling
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.workers.attempts import Attempt
@@ -47,8 +46,7 @@ from featcache.workers.config import ParallelConfig
 from featcache.writing.part_writer import PartWriter
 
 if TYPE_CHECKING:
-    from featcache.workers.dispatch import LostAttempt
-    from featcache.workers.workers import Workers
+    from featcache.workers.workers import LostAttempt, Workers
 
 
 # `TaskRunner`: computes tasks in a worker process, which all add to one part of the cache.
@@ -234,7 +232,7 @@ class Driver:
     tend: Callable[[], None]
 
     def __post_init__(self) -> None:
-        from featcache.workers.dispatch import Dispatch
+        from featcache.workers.workers import Dispatch
 
         self._dispatch = Dispatch[Batches](self.workers, self.settings.directory)
         self._deaths = Counter[int]()  # of workers, by the utterance that they were at
@@ -246,7 +244,7 @@ class Driver:
         Raises what a worker raised, `ComputeError` if workers die of an utterance,
         `IncompleteError` if they die before they compute anything.
         """
-        from featcache.workers.dispatch import LostAttempt, WorkerReport
+        from featcache.workers.workers import LostAttempt, WorkerReport
 
         for task in tasks:
             self._dispatch.add(task)

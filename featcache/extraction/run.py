@@ -28,10 +28,9 @@ from featcache.errors import (
     describe,
     nearest,
 )
-from featcache.extraction.changed_inputs import rows_of
 from featcache.extraction.dataset_batches import Loading
 from featcache.extraction.datasets import DynamicItems, is_dynamic, is_map_style
-from featcache.extraction.destination import Destination
+from featcache.extraction.destination import Destination, rows_of
 from featcache.extraction.job import Job, RunOptions
 from featcache.extraction.stamping import Entries
 from featcache.format.annotations import (

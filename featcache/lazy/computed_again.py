@@ -20,7 +20,7 @@ import numpy as np
 
 from featcache._tensors import ArrayLike
 from featcache.errors import FeatureError, describe
-from featcache.extraction.while_filling import WhileFilling
+from featcache.extraction.process_part import WhileFilling
 from featcache.lazy.arguments import Call
 from featcache.lazy.live_cache import LiveCache
 

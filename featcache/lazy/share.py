@@ -33,7 +33,7 @@ from featcache.errors import (
     KeyNotFoundError,
     StaleCacheError,
 )
-from featcache.extraction.while_filling import WhileFilling
+from featcache.extraction.process_part import WhileFilling
 from featcache.format.files import check_id, check_own_directory, explained
 from featcache.format.index import Stamps
 from featcache.interface import Array

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from featcache.workers.attempts import Attempts as Attempts
     from featcache.workers.client import get_client as get_client
     from featcache.workers.config import config_or_client as config_or_client
-    from featcache.workers.dispatch import Dispatch as Dispatch
-    from featcache.workers.dispatch import LostAttempt as LostAttempt
     from featcache.workers.environments import with_worker_env as with_worker_env
     from featcache.workers.environments import worker_env as worker_env
+    from featcache.workers.workers import Dispatch as Dispatch
+    from featcache.workers.workers import LostAttempt as LostAttempt
     from featcache.workers.workers import workers_of as workers_of
 
 _HOMES = {
     "Attempt": "featcache.workers.attempts",
     "Attempts": "featcache.workers.attempts",
-    "Dispatch": "featcache.workers.dispatch",
-    "LostAttempt": "featcache.workers.dispatch",
+    "Dispatch": "featcache.workers.workers",
+    "LostAttempt": "featcache.workers.workers",
     "config_or_client": "featcache.workers.config",
     "get_client": "featcache.workers.client",
     "with_worker_env": "featcache.workers.environments",

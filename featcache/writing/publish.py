@@ -55,8 +55,7 @@ from featcache.interface import Ints
 from featcache.reading.verify import container_damage, own_containers, raise_damage
 from featcache.stats import FeatureStats
 from featcache.writing.changes import Changes, with_changes, without_doubled
-from featcache.writing.held import HeldCache, remove_superseded, stored_indexes
-from featcache.writing.readme_txt import write_readme
+from featcache.writing.held import HeldCache, remove_superseded, stored_indexes, write_readme
 
 # The outcome of writing: which ids are expected, which of them failed, and what that comes to.
 

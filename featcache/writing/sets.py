@@ -31,8 +31,7 @@ from featcache.format.manifest import (
     settle,
 )
 from featcache.format.part import committed_builds
-from featcache.writing.held import HeldCache, remove_superseded
-from featcache.writing.readme_txt import README, write_readme
+from featcache.writing.held import README, HeldCache, remove_superseded, write_readme
 
 # The directory of a cache: made, or seen to be a cache or empty, before a writer begins.
 

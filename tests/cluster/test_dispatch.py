@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from featcache.workers import dispatch as dispatching
 from featcache.workers import get_client
-from featcache.workers.dispatch import Dispatch, LostAttempt
-from featcache.workers.workers import Workers, run_env
+from featcache.workers import workers as dispatching
+from featcache.workers.workers import Dispatch, LostAttempt, Workers, run_env
 
 
 def answer_and_die(folder: Path, attempt: int, task: int, env: str) -> int:

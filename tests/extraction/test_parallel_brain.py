@@ -15,8 +15,8 @@ from speechbrain.dataio.batch import PaddedBatch
 from torch.utils.data import DataLoader
 
 from featcache import FeatureCacheMixin, FeatureStorage, ParallelConfig, unpad
+from featcache.brain import environment_of, provenance_of
 from featcache.errors import ConfigError
-from featcache.extraction.brain_job import environment_of, provenance_of
 
 
 class Noting(Recipe):

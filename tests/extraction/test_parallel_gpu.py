@@ -11,7 +11,7 @@ import torch
 from brain_helpers import Recipe, assert_holds, expected, make_brain, make_dataset
 
 from featcache import FeatureStorage
-from featcache.extraction.brain_job import _tell_device
+from featcache.brain import _tell_device
 from featcache.workers import get_client
 
 ONE = {"env": "local", "n_workers": 1}

@@ -25,7 +25,7 @@ from store_helpers import free_space
 
 from featcache.errors import ComputeError, IncompleteError, StorageFullError
 from featcache.format.part import committed
-from featcache.workers import dispatch, get_client, workers
+from featcache.workers import get_client, workers
 
 DRIVER = """
 import sys
@@ -46,7 +46,7 @@ def test_a_worker_that_hangs_does_not_keep_the_error_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(workers, "STOPPING_S", 1.0)
-    monkeypatch.setattr(dispatch, "SILENCE_S", 0.0)
+    monkeypatch.setattr(workers, "SILENCE_S", 0.0)
     with pytest.raises(
         ComputeError, match="of 'spk2/utt-5' failed with ComputingError: cannot"
     ) as caught:

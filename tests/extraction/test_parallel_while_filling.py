@@ -11,7 +11,7 @@ import torch
 
 import featcache
 from featcache import FeatureStorageConfig, StaleCacheError
-from featcache.extraction import while_filling
+from featcache.extraction import process_part
 from featcache.extraction.on_workers import RunSettings, TaskRunner
 from featcache.extraction.run import digest_of
 from featcache.format.part import committed_builds
@@ -86,7 +86,7 @@ def run(runner: TaskRunner, number: int) -> None:
 def test_tasks_of_before_are_kept_where_weights_change_between_two(
     tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(while_filling, "SHARE", share)
+    monkeypatch.setattr(process_part, "SHARE", share)
     encoder = Encoder()
     encoder.layers.eval()
     runner, publisher = filling(tmp_path, encoder)
@@ -105,7 +105,7 @@ def test_tasks_of_before_are_kept_where_weights_change_between_two(
 def test_what_only_the_whole_fingerprint_shows_is_dropped_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(while_filling, "SHARE", 1e-9)  # compared as a whole once, then at the end
+    monkeypatch.setattr(process_part, "SHARE", 1e-9)  # compared as a whole once, then at the end
     encoder = Encoder()
     encoder.layers.eval()
     runner, publisher = filling(tmp_path, encoder)

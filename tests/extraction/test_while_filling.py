@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 import featcache
-from featcache.extraction import while_filling
+from featcache.extraction import process_part
 from featcache.staleness.watch import Watch
 from featcache.writing import part_writer, queue
 
@@ -193,7 +193,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
 @pytest.fixture(autouse=True)
 def at_each_utterance(monkeypatch: pytest.MonkeyPatch) -> None:
     """All is compared before and after each utterance, as of an encoder that takes its time."""
-    monkeypatch.setattr(while_filling, "SHARE", float("inf"))
+    monkeypatch.setattr(process_part, "SHARE", float("inf"))
 
 
 @pytest.fixture(autouse=True)
@@ -240,7 +240,7 @@ def test_what_changes_between_utterances_is_refused_by_name(
 def test_what_changes_between_comparisons_is_not_stored(
     tmp_path: Path, fill: Filler, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(while_filling, "SHARE", 1e-9)  # the next one is due in hours
+    monkeypatch.setattr(process_part, "SHARE", 1e-9)  # the next one is due in hours
     change, named = CHANGES[kind]
     place, expected = tmp_path / "cache", as_at_first()
     before: dict[str, Any] = {"SCALE": SCALE, "TABLE": TABLE.copy(), "OPTIONS": {**OPTIONS}}
@@ -258,7 +258,7 @@ def test_what_is_committed_was_compared(
     tmp_path: Path, pace: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that is killed leaves nothing of a state that nobody has compared."""
-    monkeypatch.setattr(while_filling, "SHARE", pace)
+    monkeypatch.setattr(process_part, "SHARE", pace)
     monkeypatch.setattr(queue, "COMMIT_INTERVAL_S", 0.01)
     place, expected, world = tmp_path / "cache", as_at_first(), World()
     read: Any = featcache.through(place, world.features)
@@ -423,7 +423,7 @@ def test_an_interrupt_while_it_is_found_out_stores_nothing_of_the_second_state(
     place, expected, world = tmp_path / "cache", as_at_first(), World()
     read: Any = featcache.through(place, world.features)
     read("utt-0")
-    monkeypatch.setattr(while_filling, "SHARE", 1e-9)
+    monkeypatch.setattr(process_part, "SHARE", 1e-9)
     read("utt-1")
     world.offset = 9.0
     read("utt-2")
@@ -616,7 +616,7 @@ def same_weights_back(world: World) -> None:
 def test_a_change_that_the_first_utterance_does_not_show_is_not_stored(
     tmp_path: Path, change: Change, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(while_filling, "SHARE", share)
+    monkeypatch.setattr(process_part, "SHARE", share)
     monkeypatch.setitem(BY_SPEAKER, "utt-4", 1.0)
     monkeypatch.setattr(sys.modules[__name__], "MEANS", np.ones((200, 8), np.float32))
     place, world = tmp_path / "cache", Speakers()
@@ -639,7 +639,7 @@ def test_a_call_that_fails_excuses_no_change(
     world = World()
     read: Any = featcache.through(tmp_path / "cache", world.features)
     read("utt-0"), read("utt-1")
-    monkeypatch.setattr(while_filling, "SHARE", 1e-9)
+    monkeypatch.setattr(process_part, "SHARE", 1e-9)
     read("utt-3")
     world.offset = 9.0
     with pytest.raises(ValueError, match="could not convert"):
@@ -652,7 +652,7 @@ def test_a_call_that_fails_excuses_no_change(
 def test_a_mode_that_draws_at_random_is_refused_whenever_it_comes(
     tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(while_filling, "SHARE", share)
+    monkeypatch.setattr(process_part, "SHARE", share)
     world = World()
     world.inner = torch.nn.Dropout(0.5).eval()
     place, expected = tmp_path / "cache", as_at_first()

@@ -22,8 +22,8 @@ from fuzz_targets import SEED, _mutate
 import featcache
 from featcache import Cache, FeatureStorageConfig
 from featcache.adoptable import Found, FoundFeature
+from featcache.adoption.adopt import Source, publish_adopted
 from featcache.errors import FeatcacheError
-from featcache.writing.adopted_source import Source, publish_adopted
 
 INPUTS = 2_000
 IDS = [f"utt-{number}" for number in range(6)]

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 import featcache
 from featcache import Cache, FeatureStorageConfig
 from featcache.adoptable import Found, FoundFeature
-from featcache.adoption.adopt import check_found
+from featcache.adoption.adopt import Source, check_found, publish_adopted
 from featcache.errors import AdoptionError, CorruptCacheError
-from featcache.writing.adopted_source import Source, publish_adopted
 
 FEATS = FeatureStorageConfig("feats", backend="hdf5", codec="gzip", options={"shuffle": False})
 # rows of the blocks, rows to skip, rows of the array: blocks of a file that chose them itself
