@@ -272,7 +272,7 @@ class Chunker(ABC):
         return self._cut(chunk_batches(loaded, self._rule, state, shuffled), collate)
 
     def _loader(
-        self, collate: Collate | None, batches: Iterable[Any], seed: int
+        self, collate: Collate | None, batches: Iterable[object], seed: int
     ) -> Iterable[PaddedBatch]:
         return epoch_loader(self.dataset, collate, self.num_workers, self.pin_memory, batches, seed)
 
@@ -319,7 +319,7 @@ class Chunker(ABC):
                 yield collate([(id, as_arrays(piece)) for id, piece in pieces])
 
     def _to_cut(
-        self, source: Any, id: str, frames: Mapping[str, int], numbers: Tensors
+        self, source: object, id: str, frames: Mapping[str, int], numbers: Tensors
     ) -> UtteranceToCut[Any]:
         if not frames:
             raise FeatureError(f"utterance {id!r} has nothing with a time axis to cut chunks from")

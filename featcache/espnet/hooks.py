@@ -27,7 +27,7 @@ LENGTHS = "_lengths"
 
 
 def collated(
-    items: list[Any], collate_fn: Callable[[list[Any]], Any]
+    items: list[object], collate_fn: Callable[[list[Any]], Any]
 ) -> tuple[list[str], dict[str, Any]]:
     """Return the ids and the inputs of a batch; raises errors for what cannot be right."""
     match collate_fn(items):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import hashlib
 import json
 import operator
 import os
@@ -178,12 +177,6 @@ _UNSYNCABLE = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS, errno.ENOTS
 def digest(data: bytes | memoryview) -> str:
     """Return the xxh3-64 of `data`, 16 lower-case hexadecimal digits."""
     return xxhash.xxh3_64_hexdigest(data)
-
-
-def digest_file(path: Path) -> str:
-    """Return the xxh3-64 of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, xxhash.xxh3_64).hexdigest()
 
 
 def make_directory(path: Path) -> None:

@@ -294,7 +294,7 @@ def _paths(value: object) -> Iterator[str]:
             yield from _paths(each)
 
 
-def _by_file_name(value: Any) -> Any:
+def _by_file_name(value: object) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(map(_by_file_name, value))
     if isinstance(value, str) and _IS_PATH(value):

@@ -96,7 +96,7 @@ def _fields(value: object) -> dict[str, object] | None:
     return None if plain or not hasattr(value, "__dict__") else dict(vars(value))
 
 
-def _feed(state: xxhash.xxh3_64, value: Any) -> None:
+def _feed(state: xxhash.xxh3_64, value: object) -> None:
     """Add a value to a digest, the same in every process."""
     if hasattr(value, "detach"):
         tensor = value.detach().cpu()

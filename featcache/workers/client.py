@@ -195,7 +195,7 @@ def need(module: str, env: str) -> ModuleType:
             signal.signal(signal.SIGINT, on_ctrl_c)
 
 
-def _job(env: str, options: Mapping[str, Any]) -> dict[str, object]:
+def _job(env: str, options: Mapping[str, object]) -> dict[str, object]:
     """Add what gives a job's workers one thread for tasks, and their share of its cores."""
     from dask import config
 

@@ -288,7 +288,7 @@ def test_nothing_is_compacted_while_a_part_is_written(
 ) -> None:
     """One that was begun between the recovery and the compaction is told of before anything."""
     part, locks = path / PARTS / "20300101T000000-00000000", ExitStack()
-    compacts = edit.compact_parts
+    compacts = compacting.compact
 
     def begin_a_part_first(*given: Any) -> None:
         part.mkdir()
