@@ -21,14 +21,15 @@ from torch.utils.data import Subset
 from typing_extensions import TypeVar
 
 from featcache._checks import named_settings, number_in_state, whole_number
+from featcache._recycled import MOST_BYTES, RecycledMemory
 from featcache.errors import ClosedError, ConfigError, StateError
 from featcache.loading.dataset import BatchPlan, Dtype, FeatureDataset, Index, Transform, dataset_of
 from featcache.loading.memory import (
     Allocate,
-    Recycler,
     check_pinned,
     on_device,
     pinned,
+    recycled,
     usable_device,
 )
 from featcache.loading.padding import Batch, Item
@@ -481,7 +482,9 @@ class FeatureLoader(Generic[T]):
         pin = on_gpu if pin_memory is None else pin_memory
         if pin:
             check_pinned()
-        self._allocate: Allocate = pinned if pin else Recycler(prefetch_bytes)
+        # of what waits as much as of what was used, and of that as much again to be used next
+        memory = RecycledMemory(2 * prefetch_bytes + MOST_BYTES)
+        self._allocate: Allocate = pinned if pin else partial(recycled, memory)
         self._running: weakref.WeakSet[Prefetch[T]] = weakref.WeakSet()
 
     @property
