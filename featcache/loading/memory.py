@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import mmap
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,20 +17,27 @@ import numpy as np
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
+from featcache._recycled import LEAST_BYTES, RECYCLED, RecycledMemory
 from featcache.errors import ConfigError
-from featcache.interface import Bytes
 
 # Memory for the tensors of batches: fresh, recycled or pinned.
 
 Shape = tuple[int, ...]
 Allocate = Callable[[Shape, torch.dtype], torch.Tensor]
-SMALL_BYTES = 1 << 16
-ROUND_BYTES = 1 << 16  # buffers of about the same size serve each other
+SMALL_BYTES = LEAST_BYTES
+ROUND_BYTES = 1 << 16  # shared memory of about the same size serves all batches
 
 
-def fresh(shape: Shape, dtype: torch.dtype) -> torch.Tensor:
-    """Return an uninitialised tensor."""
-    return torch.empty(shape, dtype=dtype)
+def recycled(memory: RecycledMemory, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialised tensor, whose memory serves others when nothing refers to it."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes <= LEAST_BYTES:
+        return torch.empty(shape, dtype=dtype)
+    block = memory.empty((nbytes,), np.dtype(np.uint8))
+    return torch.from_numpy(block).view(dtype).view(shape)
+
+
+fresh: Allocate = partial(recycled, RECYCLED)  # of what this process keeps for all that it reads
 
 
 def pinned(shape: Shape, dtype: torch.dtype) -> torch.Tensor:
@@ -41,10 +47,7 @@ def pinned(shape: Shape, dtype: torch.dtype) -> torch.Tensor:
 
 
 def leased(
-    memory: memoryview | mmap.mmap,
-    shape: Shape,
-    dtype: torch.dtype,
-    give_back: Callable[[], object],
+    memory: mmap.mmap, shape: Shape, dtype: torch.dtype, give_back: Callable[[], object]
 ) -> torch.Tensor:
     """Return a tensor over the first bytes of `memory`.
 
@@ -54,41 +57,6 @@ def leased(
     lease = memoryview(memory)[: math.prod(shape) * dtype.itemsize]
     weakref.finalize(lease, give_back).atexit = False
     return torch.frombuffer(lease, dtype=dtype).view(shape)
-
-
-class Recycler:
-    """Gives out uninitialised tensors, and takes back their memory when nothing refers to it.
-
-    Fresh memory costs a page fault every 4 KiB, which takes as long as filling it.
-    """
-
-    def __init__(self, most_bytes: int) -> None:
-        """Keep up to about `most_bytes` that are not in use."""
-        self._most_bytes = most_bytes
-        self._free: list[Bytes] = []
-        self._lock = threading.Lock()
-
-    def __call__(self, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
-        """Return an uninitialised tensor."""
-        nbytes = math.prod(shape) * dtype.itemsize
-        if nbytes <= SMALL_BYTES:
-            return fresh(shape, dtype)
-        buffer = self._take(nbytes)
-        return leased(buffer.data, shape, dtype, partial(self._free.append, buffer))
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Recycler, (self._most_bytes,)
-
-    def _take(self, nbytes: int) -> Bytes:
-        wanted = -(-nbytes // ROUND_BYTES) * ROUND_BYTES
-        with self._lock:
-            while sum(map(len, self._free)) > self._most_bytes:
-                self._free.pop(0)
-            # the last to come back is most likely in the CPU's cache
-            for place in reversed(range(len(self._free))):
-                if wanted <= len(self._free[place]) <= 2 * wanted:
-                    return self._free.pop(place)
-        return np.empty(wanted, np.uint8)
 
 
 # Tensors that a DataLoader's worker hands over without a copy, in memory that it uses again.

@@ -15,6 +15,7 @@ import numpy as np
 import xxhash
 
 from featcache._cached import cached_property
+from featcache._recycled import RECYCLED
 from featcache.container_files import PAGE_BYTES
 from featcache.declaration import DeclaredFeature, FrameTimes
 from featcache.errors import (
@@ -211,11 +212,10 @@ class FeatureArrays:
         Without `copy`, the mapped bytes themselves where they are the array. Raises `WindowError`,
         which names the `id`, for frames that there are not.
         """
-        begin, end = 0, stop
-        if start is not None or stop is not None:
-            begin, end = self.window(id, self.lengths.item(row), start, stop)
         try:
-            end = self._length[row] if end is None else end
+            begin, end = 0, self._length[row]
+            if start is not None or stop is not None:
+                begin, end = self.window(id, end, start, stop)
             view = self._view(row, begin, end)
             if view is None:
                 self.check_length(row)
@@ -225,7 +225,7 @@ class FeatureArrays:
             if self._checks is not None:
                 self._check(row, begin, end)
             view = view if self.has_frames else view[0, ...]
-            return view.copy() if copy else view
+            return RECYCLED.copy(view) if copy else view
         except (IndexError, ValueError, OverflowError) as error:
             raise self._damaged(row, error) from None
 
@@ -258,7 +258,7 @@ class FeatureArrays:
         Raises `CacheError` if memory lacks.
         """
         with memory_for(self.name, lengths, self.dims):
-            return np.empty((*lengths, *self.dims), self.dtype)
+            return RECYCLED.empty((*lengths, *self.dims), self.dtype)
 
     def read_into(self, row: int, out: Array, start: int = 0) -> None:
         """Copy the frames from `start` on into the contiguous `out` of shape (frames, *dims)."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from featcache._cached import cached_property
 from featcache._checks import are_listed, listed_ids
+from featcache._recycled import RECYCLED
 from featcache.errors import ConfigError, KeyNotFoundError, RowError
 from featcache.format.annotation_columns import Column
 from featcache.format.columns import Strings
@@ -317,7 +318,8 @@ class Selection:
         longest = [int(lengths.max(initial=0))] if arrays.has_frames else []
         shape = (*longest, *self.blocks.dims(feature))
         with memory_for(feature, (len(rows), *longest), self.blocks.dims(feature)):
-            out = np.empty((len(rows), math.prod(shape) * arrays.dtype.itemsize), np.uint8)
+            nbytes = math.prod(shape) * arrays.dtype.itemsize
+            out = RECYCLED.empty((len(rows), nbytes), np.dtype(np.uint8))
         self.read_into(rows, feature, np.zeros_like(lengths), lengths, out)
         data = out.reshape(-1).view(arrays.dtype).reshape(len(rows), *shape)
         return PaddedFeatures(from_storage(data, arrays.declared_dtype), lengths)

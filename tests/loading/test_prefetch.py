@@ -9,14 +9,14 @@ from functools import partial
 
 import pytest
 
-from featcache.loading.loader import Prefetch
-
-Jobs = Iterator[tuple[int, Callable[[], int]]]
+from featcache.loading.prefetch import Job, Plan, Prefetch
 
 
-def jobs(count: int, nbytes: int = 1, run: Callable[[int], int] = lambda number: number) -> Jobs:
+def plans(
+    count: int, nbytes: int = 1, run: Callable[[int], int] = lambda number: number
+) -> Iterator[Plan[int]]:
     for number in range(count):
-        yield nbytes, partial(run, number)
+        yield partial(Job, nbytes, partial(run, number))
 
 
 def no_reading_threads() -> bool:
@@ -29,17 +29,17 @@ def no_reading_threads() -> bool:
 
 @pytest.mark.parametrize("threads", [0, 1, 2, 5])
 @pytest.mark.parametrize("most_bytes", [0, 3, 1000])
-def test_results_come_in_the_order_of_the_jobs(threads: int, most_bytes: int) -> None:
+def test_results_come_in_the_order_of_the_plans(threads: int, most_bytes: int) -> None:
     def slow_first(number: int) -> int:
         time.sleep(0.002 * (number % 3 == 0))
         return number
 
-    assert list(Prefetch(jobs(20, run=slow_first), threads, most_bytes)) == list(range(20))
+    assert list(Prefetch(plans(20, run=slow_first), threads, most_bytes)) == list(range(20))
     assert no_reading_threads()
 
 
-def test_no_jobs_give_no_results() -> None:
-    assert list(Prefetch(jobs(0), 2, 10)) == []
+def test_no_plans_give_no_results() -> None:
+    assert list(Prefetch(plans(0), 2, 10)) == []
 
 
 def test_no_more_is_done_ahead_than_the_bytes_allow() -> None:
@@ -49,7 +49,7 @@ def test_no_more_is_done_ahead_than_the_bytes_allow() -> None:
         done.append(number)
         return number
 
-    results = Prefetch(jobs(10, nbytes=4, run=note), 2, 12)
+    results = Prefetch(plans(10, nbytes=4, run=note), 2, 12)
     assert next(results) == 0
     assert no_reading_threads()  # all that it may do ahead is done
     assert sorted(done) == [0, 1, 2, 3]  # three wait
@@ -62,7 +62,7 @@ def test_a_result_that_is_larger_than_the_bound_comes_alone() -> None:
         running.append(number)
         return len(running)
 
-    results = Prefetch(jobs(3, nbytes=100, run=most_at_once), 2, 10)
+    results = Prefetch(plans(3, nbytes=100, run=most_at_once), 2, 10)
     assert next(results) == 1
     assert no_reading_threads()
     assert running == [0, 1]
@@ -75,21 +75,84 @@ def test_without_threads_each_job_is_done_when_its_result_is_asked_for() -> None
         done.append(number)
         return number
 
-    results = Prefetch(jobs(10, run=note), 0, 1000)
+    results = Prefetch(plans(10, run=note), 0, 1000)
     assert (next(results), done) == (0, [0])
     assert (next(results), done) == (1, [0, 1])
 
 
-def test_jobs_are_taken_in_the_thread_that_iterates() -> None:
-    seen = set()
+def test_plans_are_taken_in_the_thread_that_iterates_and_carried_out_in_others() -> None:
+    taken, planned = set(), set()
 
-    def watched() -> Jobs:
-        for job in jobs(10):
-            seen.add(threading.current_thread())
-            yield job
+    def plan() -> Job[int]:
+        planned.add(threading.current_thread())
+        return Job(1, lambda: 0)
+
+    def watched() -> Iterator[Plan[int]]:
+        for _ in range(10):
+            taken.add(threading.current_thread())
+            yield plan
 
     list(Prefetch(watched(), 2, 3))
-    assert seen == {threading.current_thread()}
+    assert taken == {threading.current_thread()}
+    assert threading.current_thread() not in planned
+
+
+def test_no_more_is_planned_ahead_than_threads_soon_want() -> None:
+    taken = []
+
+    def watched() -> Iterator[Plan[int]]:
+        for number, plan in enumerate(plans(100, nbytes=10)):
+            taken.append(number)
+            yield plan
+
+    results = Prefetch(watched(), 2, 30)
+    assert next(results) == 0
+    assert no_reading_threads()
+    assert len(taken) < 12
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_results_of_any_size_come_within_the_bound(threads: int) -> None:
+    sizes = [1, 90, 3, 200, 200, 1, 1, 50, 60, 70, 1000, 2] * 5
+    held, most = 0, []
+    lock = threading.Lock()
+
+    def make(number: int) -> int:
+        nonlocal held
+        with lock:
+            held += sizes[number]
+            most.append(held)
+        return number
+
+    planned = (partial(Job, size, partial(make, number)) for number, size in enumerate(sizes))
+    for number, found in enumerate(Prefetch(planned, threads, 100)):
+        assert found == number
+        with lock:
+            held -= sizes[number]
+    # one that is larger than the bound comes when all before it are handed on
+    assert max(most) <= 1000 + 100
+    assert no_reading_threads()
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_an_error_of_a_plan_or_of_their_iterator_is_raised_in_its_place(threads: int) -> None:
+    def fails() -> Job[int]:
+        raise KeyError(3)
+
+    def watched() -> Iterator[Plan[int]]:
+        yield from plans(3)
+        yield fails
+        yield from plans(2)
+        raise LookupError
+
+    results = Prefetch(watched(), threads, 100)
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(KeyError):
+        next(results)
+    assert [next(results), next(results)] == [0, 1]
+    with pytest.raises(LookupError):
+        next(results)
+    assert list(results) == []
 
 
 def test_jobs_run_side_by_side() -> None:
@@ -99,12 +162,12 @@ def test_jobs_run_side_by_side() -> None:
         both.wait()
         return number
 
-    assert list(Prefetch(jobs(2, run=meet), 2, 10)) == [0, 1]
+    assert list(Prefetch(plans(2, run=meet), 2, 10)) == [0, 1]
 
 
 @pytest.mark.parametrize("threads", [0, 2])
 def test_an_error_is_raised_in_its_place(threads: int) -> None:
-    results = Prefetch(jobs(5, run=lambda number: 6 // (2 - number)), threads, 100)
+    results = Prefetch(plans(5, run=lambda number: 6 // (2 - number)), threads, 100)
     assert [next(results), next(results)] == [3, 6]
     with pytest.raises(ZeroDivisionError):
         next(results)
@@ -121,13 +184,13 @@ def test_closing_drops_what_is_not_begun_and_waits_for_what_is() -> None:
         assert number == 0 or go.wait(10)
         return number
 
-    results = Prefetch(jobs(50, run=wait), 1, 20)
+    results = Prefetch(plans(50, run=wait), 1, 20)
     assert next(results) == 0
     while len(begun) < 2:  # or closing drops it, too
         time.sleep(0.001)
     closing = threading.Thread(target=results.close)
     closing.start()
-    while results._todo:
+    while results._to_plan:
         time.sleep(0.001)
     go.set()
     closing.join()

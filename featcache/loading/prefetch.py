@@ -1,0 +1,240 @@
+"""`Prefetch`: work planned and done ahead in threads, results in order, bounded in bytes."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from functools import partial
+from os import getpid
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+
+from featcache.errors import ClosedError
+
+MOST_AHEAD = 64
+PLANS_AHEAD = 4  # beside one for each thread: to take one from its iterator is quick
+R = TypeVar("R")
+
+
+class Job(NamedTuple, Generic[R]):
+    """The bytes of a result, and what makes it."""
+
+    nbytes: int
+    make: Callable[[], R]
+
+
+Plan = Callable[[], Job[R]]
+
+
+class _Slot(Generic[R]):
+    """The place of a result: first its plan, then the job, then the result."""
+
+    def __init__(self, number: int, plan: Plan[R]) -> None:
+        self.number = number
+        self.plan = plan
+        self.job: Job[R] | None = None
+        self.nbytes = 0  # that it takes, or will soon
+        self.result: Future[R] = Future()
+
+
+class Prefetch(Iterator[R]):
+    """Iterator over the results of plans, in their order; threads work on the next ones meanwhile.
+
+    Plans are taken from their iterator in the caller's thread, and carried out in the others: the
+    job that a plan returns is done there when there is room for its result. Threads live only while
+    there is something to do: an iteration that is left, by an exception or otherwise, leaves none
+    behind once the few jobs that were begun are done.
+
+    Args:
+        plans: each returns the bytes of its result, and the function that makes it.
+        threads: number of plans and jobs at a time; 0 does each when its result is asked for.
+        most_bytes: most bytes of the results that wait or are worked on; at least one job is done
+            in any case, and `MOST_AHEAD` at most.
+
+    An error of a plan, of a job, or of their iterator, is raised in its place: after the results
+    before it.
+    """
+
+    def __init__(self, plans: Iterator[Plan[R]], threads: int, most_bytes: int) -> None:
+        self._plans: Iterator[Plan[R]] | None = plans  # None: it came to its end
+        self._most_threads = threads
+        self._most_bytes = most_bytes if threads else 0
+        self._process = getpid()
+        self._slots: deque[_Slot[R]] = deque()  # all that are not handed on yet
+        self._taken = 0
+        self._to_plan: deque[_Slot[R]] = deque()
+        self._to_do: list[_Slot[R]] = []  # planned
+        self._bytes = 0
+        self._threads: list[threading.Thread] = []
+        self._busy = 0  # threads that look for more to do when they are done
+        self._at_work: set[int] = set()  # idents of the threads that are at a plan or a job
+        # reentrant: the garbage collector may close an iteration in any thread, at any moment
+        self._state = threading.Condition(threading.RLock())
+        _iterations.add(self)
+        # nothing is begun any more; nothing is being done any more
+        self._closed, self._is_over = _ending.is_set(), False
+
+    def __next__(self) -> R:
+        try:
+            return self._next_result()
+        finally:
+            if _ending.is_set():
+                _stop_thread()
+
+    def _next_result(self) -> R:
+        if getpid() != self._process:
+            raise ClosedError(
+                "this iteration belongs to the process that began it; begin another one in this "
+                "process"
+            )
+        self._take_plans()
+        with self._state:
+            if not self._slots:
+                raise StopIteration
+            slot = self._slots[0]
+        if not self._most_threads:
+            self._busy += 1
+            self._work()
+        try:
+            return slot.result.result()
+        except CancelledError:  # another thread closes it
+            raise StopIteration from None
+        finally:
+            with self._state:
+                if self._slots and self._slots[0] is slot:
+                    self._slots.popleft()
+                self._bytes -= slot.nbytes
+            self._take_plans()
+
+    def close(self) -> None:
+        """Drop what has not begun, and wait for what has."""
+        if self._is_over or getpid() != self._process:
+            return  # a fork has none of the threads, and one of them may have held the lock
+        me = threading.get_ident()
+        with self._state:
+            self._closed = True
+            self._plans = None
+            for slot in (*self._to_plan, *self._to_do):
+                slot.result.cancel()
+            self._slots.clear()
+            self._to_plan.clear()
+            self._to_do.clear()
+            # also for one that iterates without threads
+            self._state.wait_for(lambda: self._at_work <= {me})
+        for thread in self._threads:
+            if thread.ident != me:
+                thread.join()  # with nothing to do it ends at once
+        self._is_over = True
+
+    def _take_plans(self) -> None:
+        """Take plans, as many as threads may soon want, and start threads for what there is."""
+        while True:
+            with self._state:
+                self._start_threads()
+                waiting = len(self._to_plan) + len(self._to_do)
+                room = self._most_threads + PLANS_AHEAD if self._most_threads else 1
+                if self._plans is None or waiting >= room or len(self._slots) >= MOST_AHEAD:
+                    return
+                plans = self._plans
+            try:
+                plan = next(plans, None)
+            except Exception as error:
+                plan, plans = partial(_raise, error), iter(())  # in its place
+            with self._state:
+                if self._closed:  # by another thread, when the interpreter ends
+                    return
+                if plan is None:
+                    self._plans = None
+                    return
+                self._plans = plans
+                self._taken += 1
+                slot = _Slot(self._taken, plan)
+                self._slots.append(slot)
+                self._to_plan.append(slot)
+
+    def _start_threads(self) -> None:
+        work = len(self._to_plan) + any(map(self._fits, self._to_do))
+        while self._busy < min(self._most_threads, len(self._at_work) + work):
+            # as a daemon: else the interpreter would wait at its end until all that was begun is
+            # done
+            thread = threading.Thread(target=self._work, name="featcache-loader", daemon=True)
+            thread.start()
+            self._busy += 1
+            self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
+
+    def _fits(self, slot: _Slot[R]) -> bool:
+        return self._bytes + slot.nbytes <= self._most_bytes or slot is self._slots[0]
+
+    def _work(self) -> None:
+        me = threading.get_ident()
+        while True:
+            with self._state:
+                self._at_work.discard(me)
+                self._state.notify_all()
+                slot = self._next_slot()
+                if slot is None:
+                    self._busy -= 1
+                    return
+                self._at_work.add(me)
+            try:
+                if slot.job is None:
+                    self._planned(slot, slot.plan())
+                else:
+                    slot.result.set_result(slot.job.make())
+            except BaseException as error:  # it is raised where the result is asked for
+                # and would look like the end there
+                stops = isinstance(error, StopIteration)
+                slot.result.set_exception(
+                    RuntimeError(f"a job raised {error!r}") if stops else error
+                )
+
+    def _next_slot(self) -> _Slot[R] | None:
+        """Return what is to be done next, else planned next; None for nothing, or for no room."""
+        if self._to_do:
+            slot = min(filter(self._fits, self._to_do), key=lambda slot: slot.number, default=None)
+            if slot is not None:
+                self._to_do.remove(slot)
+                self._bytes += slot.nbytes
+            return slot
+        return self._to_plan.popleft() if self._to_plan else None
+
+    def _planned(self, slot: _Slot[R], job: Job[R]) -> None:
+        with self._state:
+            if self._closed:
+                slot.result.cancel()
+                return
+            slot.job, slot.nbytes = job, job.nbytes
+            self._to_do.append(slot)
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+# An iteration that is left may live as long as the interpreter. Closed when that begins to end, it
+# needs nothing of what is taken apart then.
+_iterations: weakref.WeakSet[Prefetch[Any]] = weakref.WeakSet()
+_ending = threading.Event()
+
+
+@atexit.register
+def _close_all() -> None:
+    _ending.set()
+    with suppress(KeyError):  # there are none left
+        while True:
+            _iterations.pop().close()
+
+
+def _stop_thread() -> None:
+    """Stop a daemon thread that iterates when the interpreter ends.
+
+    Python ends such threads when they next want its lock; within torch, such as when a batch is
+    dropped, that aborts the process.
+    """
+    if threading.current_thread() is threading.main_thread():
+        raise ClosedError("the interpreter is ending: no more batches are read")
+    threading.Event().wait()
