@@ -19,9 +19,10 @@ import torch
 from featcache.errors import MissingDependencyError, StateError
 from featcache.extraction.datasets import DynamicItems
 from featcache.interface import Array
+from featcache.loading.batches import Item
 from featcache.loading.dataset import FeatureDataset, Transform
+from featcache.loading.layouts import Batch
 from featcache.loading.loader import FeatureLoader
-from featcache.loading.padding import Batch, Item
 
 try:
     from speechbrain.core import Brain, Stage

@@ -6,17 +6,18 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import cast, overload
+from typing import Literal, cast, overload
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from featcache._checks import errors_about, whole_number
-from featcache.errors import ConfigError, WindowError, nearest
+from featcache.errors import ConfigError, UnknownNameError, WindowError, nearest
 from featcache.interface import Ints
-from featcache.loading.memory import Allocate, fresh, worker_memory
-from featcache.loading.padding import Batch, Item, ShownBatch, pad, rows_of, torch_dtype
+from featcache.loading.batches import Item, ShownBatch, batch_of, torch_dtype
+from featcache.loading.layouts import Batch, Jagged, Layout, Packed, layout_of, places_of
+from featcache.loading.memory import Allocate, Shape, fresh, worker_memory
 from featcache.reading.feature_arrays import memory_for
 from featcache.reading.opening import CachePath
 from featcache.tables.table import FeatureTable, Numbering, require_rows_of, within_table
@@ -80,11 +81,13 @@ def span_of(feature: str, key: Key, length: int, cut: slice) -> tuple[int, int]:
 
 # `FeatureDataset`: utterances of a cache as torch items, and whole padded batches.
 #
-# A batch is read straight from the cache's bytes into its padded tensors.
+# A batch is read straight from the cache's bytes into its tensors, as its layout has it.
 
 _log = logging.getLogger("featcache")
 Dtype = str | torch.dtype
 Transform = Callable[[Item, np.random.Generator], Item]
+ARRAYS = ("torch", "numpy")
+PACKED = Packed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ class BatchPlan:
     rows: Ints
     # per feature the first frame and the number of frames of each row
     spans: Mapping[str, tuple[Ints, Ints]]
-    shapes: Mapping[str, tuple[int, ...]]
+    ends: Mapping[str, Ints]  # per feature where the places of the rows begin and end, in frames
     nbytes: int
     draw: tuple[int, int]  # seed and epoch
 
@@ -105,7 +108,7 @@ class _WholeBatch(Batch):
     def __missing__(self, key: object) -> object:
         if key == 0:
             raise ConfigError(
-                "batches are padded already; give the DataLoader collate_fn=FeatureDataset.collate"
+                "batches are made already; give the DataLoader collate_fn=FeatureDataset.collate"
             )
         raise KeyError(key)
 
@@ -121,10 +124,10 @@ class FeatureDataset(Dataset[Item]):
     items.
 
     A batch, `__getitems__(indices)`, is one dict: "id" a list, tensors of shape (utterances,
-    longest, *dims) with zeros behind the frames, lengths int64. torch's DataLoader asks for batches
-    in this way; its `collate_fn=FeatureDataset.collate` hands them on. In a DataLoader's worker
-    they are made in shared memory. Threads, forks and pickles may share it, as far as they may
-    share its `transform`.
+    longest, *dims) with zeros behind the frames, lengths int64; or as another `layout` has it.
+    torch's DataLoader asks for batches in this way; its `collate_fn=FeatureDataset.collate` hands
+    them on. In a DataLoader's worker they are made in shared memory. Threads, forks and pickles may
+    share it, as far as they may share its `transform`.
 
     Args:
         source: a cache or its path, or caches put together by `join` or `concat`.
@@ -136,13 +139,18 @@ class FeatureDataset(Dataset[Item]):
             as declared. As torch does it: what does not fit into a smaller dtype overflows.
         transform: called with each item and a generator, `transform(item, rng)`, returns an item.
             It runs where the reading runs. A tensor that it adds with "<name>_lengths" beside it is
-            padded along axis 0, other tensors and numbers are stacked, the rest listed. A note on
-            its errors names the utterance. The generator is
+            laid out as features are, other tensors and numbers are stacked, the rest listed. A note
+            on its errors names the utterance. The generator is
             `numpy.random.default_rng((seed, epoch, row))`: a row has the same draw on any worker
             and rank, and after a resume. Seed and epoch are those of the sampler that made a batch,
             where it is one of `featcache.samplers`, also in a DataLoader; else those of this data
             set, whose `set_epoch` workers hear of that are started after it.
         seed: that of a batch whose sampler has none, and of single items.
+        layout: how the utterances of a batch lie in the tensor of a feature with a time axis:
+            "padded", "packed", "jagged", or an object of `featcache.loading` with settings,
+            `Padded(pad_to=[400, 800])` or `Packed(multiple_of=8, position_ids=True)`.
+        arrays: "torch", or "numpy" for NumPy arrays in place of all tensors, over the same memory.
+            bfloat16 is then read as float32: NumPy does not have it.
         allow_incomplete: also read caches that their writer has not finished.
 
     Raises `IncompleteError` for an unfinished cache, `KeyNotFoundError` for an unknown feature or
@@ -165,6 +173,8 @@ class FeatureDataset(Dataset[Item]):
         dtypes: Mapping[str, Dtype] | None = None,
         transform: Transform | None = None,
         seed: int = 0,
+        layout: str | Layout = "padded",
+        arrays: Literal["torch", "numpy"] = "torch",
         allow_incomplete: bool = False,
     ) -> None:
         self.seed = whole_number("seed", seed, 0)
@@ -175,8 +185,9 @@ class FeatureDataset(Dataset[Item]):
         self.table.selection.share()  # for workers
         features = self.table.features if features is None else features
         wanted = [features] if isinstance(features, str) else list(features)
-        self._dtypes = {name: torch_dtype(self.table.dtype(name)) for name in wanted}
-        self._dtypes |= _other_dtypes(dtypes or {}, wanted)
+        self.layout = layout_of(layout)
+        self.arrays = _checked_arrays(arrays, self.layout)
+        self._dtypes = self._dtypes_of(wanted, dtypes or {})
         if not wanted:
             known = ", ".join(map(repr, self.table.features))
             raise ConfigError(f"no feature is asked for; there are {known}")
@@ -199,6 +210,8 @@ class FeatureDataset(Dataset[Item]):
             dtypes=self._dtypes,
             transform=self._transform,
             seed=self.seed,
+            layout=self.layout,
+            arrays=self.arrays,
             allow_incomplete=True,  # as this one, if it is
         )
         made.set_epoch(self.epoch)
@@ -244,7 +257,11 @@ class FeatureDataset(Dataset[Item]):
     @staticmethod
     def collate(batch: Batch | list[Item]) -> Batch:
         """Hand on a batch, and pad a list of items: the `collate_fn` of a DataLoader."""
-        return pad(batch) if isinstance(batch, list) else ShownBatch(batch)
+        return batch_of(batch) if isinstance(batch, list) else ShownBatch(batch)
+
+    def collated(self, batch: Batch | list[Item]) -> Batch:
+        """Hand on a batch, and make one of a list of items in the layout of this data set."""
+        return self._batch_of(batch, fresh) if isinstance(batch, list) else ShownBatch(batch)
 
     def plan(self, indices: Sequence[Index], epoch: int | None = None) -> BatchPlan:
         """Return the rows, frames and size of a batch, without reading any array.
@@ -259,21 +276,23 @@ class FeatureDataset(Dataset[Item]):
         keys, parts = zip(*map(key_and_part, indices), strict=True)
         rows = self.table.numbers(keys)
         cuts = cuts_by_feature(self.table, self.features, rows, keys, parts)
-        spans, shapes, nbytes = {}, {}, 0
+        spans, ends, nbytes = {}, {}, 0
         for name, dtype in self._dtypes.items():
             lengths = self.table.lengths(name, rows=rows)
             starts = np.zeros_like(lengths)
-            shape = self.table.dims(name)
             if self.table.has_frames(name):
                 for place, cut in cuts[name]:
                     whole = int(lengths[place])
                     starts[place], lengths[place] = span_of(name, keys[place], whole, cut)
-                shape = (int(lengths.max()), *shape)
-            spans[name], shapes[name] = (starts, lengths), (len(rows), *shape)
-            nbytes += math.prod(shapes[name]) * dtype.itemsize
+                ends[name] = self._laid_out.ends(lengths)
+            else:
+                ends[name] = np.arange(len(rows) + 1)
+            spans[name] = starts, lengths
+            frame_bytes = math.prod(self.table.dims(name)) * dtype.itemsize
+            nbytes += int(ends[name][-1]) * frame_bytes
         draw = getattr(indices, "draw", None)
         draw = draw or (self.seed, self.epoch if epoch is None else epoch)
-        return BatchPlan(rows, spans, shapes, nbytes, draw)
+        return BatchPlan(rows, spans, ends, nbytes, draw)
 
     def require_rows(self, numbers: object) -> None:
         """Raise `ConfigError` for a batch or a sampler whose numbers count other utterances."""
@@ -285,54 +304,96 @@ class FeatureDataset(Dataset[Item]):
 
     def read(self, plan: BatchPlan, allocate: Allocate) -> Batch:
         """Read a planned batch into tensors that `allocate` makes."""
-        if self._transform is None:
-            batch = self._read(plan, allocate)
-            for name in self._annotations:
-                if name not in self._listed:
-                    numbers = torch.tensor(batch[name])
-                    batch[name] = allocate(tuple(numbers.shape), numbers.dtype).copy_(numbers)
-            return batch
-        return pad(list(self._items(plan)), allocate, self._listed)
-
-    def _read(self, plan: BatchPlan, allocate: Allocate) -> Batch:
-        batch: Batch = ShownBatch(id=[self.table.id(row) for row in plan.rows.tolist()])
-        for name, dtype in self._dtypes.items():
-            stored = torch_dtype(self.table.dtype(name))
-            shape, dims = plan.shapes[name], self.table.dims(name)
-            with memory_for(name, shape[: len(shape) - len(dims)], dims):
-                out = allocate(shape, dtype)
-                read = out if dtype == stored else fresh(shape, stored)
-            self.table.read_into(plan.rows, name, *plan.spans[name], rows_of(read))
-            if read is not out:
-                out.copy_(read)  # float16 to float32 takes numpy 16 times as long
-            batch[name] = out
+        if self._transform is not None:
+            return self._batch_of(list(self._items(plan)), allocate)
+        batch: Batch = ShownBatch(id=self._ids(plan))
+        for name in self._dtypes:
+            ends, dims = plan.ends[name], self.table.dims(name)
             if self.table.has_frames(name):
-                batch[f"{name}_lengths"] = allocate((len(plan.rows),), torch.int64)
-                batch[f"{name}_lengths"].numpy()[:] = plan.spans[name][1]
+                values = self._values(plan, name, self.layout.shape(ends, dims), allocate)
+                lengths = plan.spans[name][1]
+                batch.update(self.layout.entries(name, values, lengths, allocate))
+            else:
+                batch[name] = self._values(plan, name, (len(plan.rows), *dims), allocate)
         for name in self._annotations:
             batch[name] = self.table.annotation(name).take(plan.rows)
+            if name not in self._listed:
+                values = torch.tensor(batch[name])
+                batch[name] = allocate(tuple(values.shape), values.dtype).copy_(values)
+        return self._in_arrays(batch)
+
+    def _batch_of(self, items: list[Item], allocate: Allocate) -> Batch:
+        return self._in_arrays(batch_of(items, self.layout, allocate, self._listed))
+
+    def _in_arrays(self, batch: Batch) -> Batch:
+        """Put NumPy arrays in the place of tensors, where they are asked for."""
+        if self.arrays == "numpy":
+            for name, value in batch.items():
+                if isinstance(value, torch.Tensor):
+                    batch[name] = value.numpy()
         return batch
+
+    def _ids(self, plan: BatchPlan) -> list[str]:
+        return [self.table.id(row) for row in plan.rows.tolist()]
+
+    def _values(self, plan: BatchPlan, name: str, shape: Shape, allocate: Allocate) -> torch.Tensor:
+        """Read a feature into one tensor."""
+        dtype, dims = self._dtypes[name], self.table.dims(name)
+        stored = torch_dtype(self.table.dtype(name))
+        with memory_for(name, shape[: len(shape) - len(dims)], dims):
+            out = allocate(shape, dtype)
+            read = out if dtype == stored else fresh(shape, stored)
+        outs = places_of(read, plan.ends[name])
+        self.table.read_into(plan.rows, name, *plan.spans[name], outs)
+        if read is not out:
+            out.copy_(read)  # float16 to float32 takes numpy 16 times as long
+        return out
+
+    def _dtypes_of(
+        self, features: list[str], others: Mapping[str, Dtype]
+    ) -> dict[str, torch.dtype]:
+        """Return the dtypes of features: those asked for, else as declared."""
+        found = {name: torch_dtype(self.table.dtype(name)) for name in features}
+        if self.arrays == "numpy":
+            half = torch.bfloat16
+            found |= {name: torch.float32 for name, kind in found.items() if kind == half}
+        found |= _other_dtypes(others, features)
+        if self.arrays == "numpy" and torch.bfloat16 in found.values():
+            raise ConfigError("NumPy has no bfloat16; with arrays='numpy' give another of dtypes")
+        return found
 
     def _stacked(self, name: str) -> bool:
         annotation = self.table.annotation(name)
         return annotation.kind in ("int", "float", "bool") and not annotation.has_missing
 
+    @property
+    def _laid_out(self) -> Layout:
+        """The layout that is read; of items without padding, from which a batch is made then."""
+        return self.layout if self._transform is None else PACKED
+
     def _items(self, plan: BatchPlan) -> Iterator[Item]:
-        batch = self._read(plan, fresh)
-        for number, row in enumerate(plan.rows.tolist()):
-            item: Item = {"id": batch["id"][number]}
-            for name in self._dtypes:
-                item[name] = batch[name][number]
+        frames = {
+            name: self._values(plan, name, (int(ends[-1]), *self.table.dims(name)), fresh)
+            for name, ends in plan.ends.items()
+        }
+        columns = {name: self.table.annotation(name).take(plan.rows) for name in self._annotations}
+        for number, (row, id) in enumerate(zip(plan.rows.tolist(), self._ids(plan), strict=True)):
+            item: Item = {"id": id}
+            for name, tensor in frames.items():
+                begin = int(plan.ends[name][number])
                 if self.table.has_frames(name):
-                    length = item[f"{name}_lengths"] = int(batch[f"{name}_lengths"][number])
-                    item[name] = item[name][:length]
-            for name in self._annotations:
-                item[name] = batch[name][number]
+                    length = int(plan.spans[name][1][number])
+                    item[name] = tensor[begin : begin + length]
+                    item[f"{name}_lengths"] = length
+                else:
+                    item[name] = tensor[begin]
+            item |= {name: column[number] for name, column in columns.items()}
+            item = self._in_arrays(item)
             if self._transform is not None:
                 try:
                     item = self._transform(item, np.random.default_rng((*plan.draw, row)))
                 except Exception as error:
-                    error.add_note(f"in the transform of utterance {batch['id'][number]!r}")
+                    error.add_note(f"in the transform of utterance {id!r}")
                     raise
             yield item
 
@@ -359,6 +420,14 @@ def _other_dtypes(dtypes: Mapping[str, Dtype], features: list[str]) -> dict[str,
         with errors_about(f"dtypes, feature {name!r}"):
             found[name] = torch_dtype(dtype)
     return found
+
+
+def _checked_arrays(arrays: Literal["torch", "numpy"], layout: Layout) -> Literal["torch", "numpy"]:
+    if arrays not in ARRAYS:
+        raise UnknownNameError(f"arrays has no choice {arrays!r}; {nearest(arrays, ARRAYS)}")
+    if arrays == "numpy" and isinstance(layout, Jagged):
+        raise ConfigError("NumPy has no nested tensors; with arrays='numpy' take layout='packed'")
+    return arrays
 
 
 def _tell_nothing(table: FeatureTable) -> None:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from itertools import islice
-from typing import Generic, NoReturn, Protocol, cast, runtime_checkable
+from typing import Generic, Literal, NoReturn, Protocol, cast, runtime_checkable
 
 import torch
 from torch.utils.data import Subset
@@ -17,7 +17,9 @@ from typing_extensions import TypeVar
 from featcache._checks import named_settings, number_in_state, whole_number
 from featcache._recycled import MOST_BYTES, RecycledMemory
 from featcache.errors import ConfigError, StateError
+from featcache.loading.batches import Item
 from featcache.loading.dataset import BatchPlan, Dtype, FeatureDataset, Index, Transform, dataset_of
+from featcache.loading.layouts import Batch, Layout, Padded
 from featcache.loading.memory import (
     Allocate,
     check_pinned,
@@ -26,7 +28,6 @@ from featcache.loading.memory import (
     recycled,
     usable_device,
 )
-from featcache.loading.padding import Batch, Item
 from featcache.loading.prefetch import Job, Plan, Prefetch
 from featcache.reading.opening import CachePath
 from featcache.samplers.epoch import EpochSampler, Iteration
@@ -192,14 +193,13 @@ class Position:
         return len(self._sampler) if isinstance(self._sampler, Sized) else None
 
 
-# `FeatureLoader`: padded batches of a cache, read ahead by threads of this process.
+# `FeatureLoader`: batches of a cache, read ahead by threads of this process.
 
 T = TypeVar("T", default=Batch)
-_OF_DATASET = (None, None, None, False)  # settings of it where a loader is given one
 
 
 class FeatureLoader(Generic[T]):
-    """Iterable over padded batches of a cache, as `FeatureDataset.__getitems__` makes them.
+    """Iterable over batches of a cache, as `FeatureDataset.__getitems__` makes them.
 
     Threads of this process read ahead: they copy straight from the mapped files into the batch,
     while numpy lets go of the interpreter lock. No worker process, no copy between processes. The
@@ -225,6 +225,10 @@ class FeatureLoader(Generic[T]):
             else as declared.
         transform: called with each item and a generator, `transform(item, rng)`, in the reading
             threads; see `FeatureDataset`.
+        layout: "padded", "packed" for batches without padding, "jagged" for nested tensors, or an
+            object of `featcache.loading` with settings; see `FeatureDataset`. By default padded, to
+            the lengths that a batch sampler pads to where it has such.
+        arrays: "torch", or "numpy" for NumPy arrays in place of tensors.
         collate: makes of each batch what the loop gets, in the reading threads, e.g.
             `featcache.interop.speechbrain.padded_batch`.
         threads: number of batches that are read side by side; 0 reads each when it is asked for.
@@ -260,6 +264,8 @@ class FeatureLoader(Generic[T]):
         annotations: str | Sequence[str] = (),
         dtypes: Mapping[str, Dtype] | None = None,
         transform: Transform | None = None,
+        layout: str | Layout | None = None,
+        arrays: Literal["torch", "numpy"] = "torch",
         collate: Callable[[Batch], T] | None = None,
         threads: int = 2,
         prefetch_bytes: int = 256 << 20,
@@ -267,6 +273,7 @@ class FeatureLoader(Generic[T]):
         device: torch.device | str | None = None,
         allow_incomplete: bool = False,
     ) -> None:
+        pad_to = getattr(batch_sampler, "pad_to", None)
         dataset = dataset_of(source)
         if dataset is None:
             dataset = FeatureDataset(
@@ -276,12 +283,27 @@ class FeatureLoader(Generic[T]):
                 dtypes=dtypes,
                 transform=transform,
                 seed=0 if seed is None else seed,
+                layout=Padded(pad_to) if layout is None else layout,
+                arrays=arrays,
                 allow_incomplete=allow_incomplete,
             )
-        elif annotations or (features, dtypes, transform, allow_incomplete) != _OF_DATASET:
+        elif (
+            annotations
+            or allow_incomplete
+            or (features, dtypes, transform, layout, arrays)
+            != (
+                *[None] * 4,
+                "torch",
+            )
+        ):
             raise ConfigError(
-                "features, annotations, dtypes, transform and allow_incomplete are those of the "
-                "FeatureDataset; give them there"
+                "features, annotations, dtypes, transform, layout, arrays and allow_incomplete are "
+                "those of the FeatureDataset; give them there"
+            )
+        if pad_to is not None and dataset.layout != Padded(pad_to):
+            raise ConfigError(
+                f"the batch sampler makes batches to pad to {pad_to!r}, and the layout is "
+                f"{dataset.layout!r}; give layout=featcache.loading.Padded(pad_to={pad_to!r})"
             )
         if threads < 0 or prefetch_bytes < 0:
             raise ConfigError(f"{threads=}, {prefetch_bytes=}: neither can be negative")
@@ -304,6 +326,8 @@ class FeatureLoader(Generic[T]):
         self._collate = collate
         self._threads = threads
         self._prefetch_bytes = prefetch_bytes
+        if arrays == "numpy" and device is not None:
+            raise ConfigError("device= is for tensors; arrays='numpy' stay in memory")
         self._device = None if device is None else usable_device(device)
         on_gpu = self._device is not None and self._device.type == "cuda"
         pin = on_gpu if pin_memory is None else pin_memory
@@ -325,7 +349,7 @@ class FeatureLoader(Generic[T]):
         HuggingFace's Trainer gives it to a DataLoader over `dataset` and `batch_sampler`, by which
         it skips the batches that came before a resume.
         """
-        made = FeatureDataset.collate(batch)
+        made = self.dataset.collated(batch)
         return cast(T, made) if self._collate is None else self._collate(made)
 
     def __len__(self) -> int:

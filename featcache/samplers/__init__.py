@@ -5,7 +5,8 @@
 
 from featcache.samplers.batches import Batches as Batches
 from featcache.samplers.bucket import BucketBatchSampler as BucketBatchSampler
-from featcache.samplers.bucket import LengthsLike as LengthsLike
 from featcache.samplers.epoch import resolve_rank as resolve_rank
+from featcache.samplers.lengths import LengthsLike as LengthsLike
+from featcache.samplers.packed import PackedBatchSampler as PackedBatchSampler
 from featcache.samplers.shuffled import ShuffledBatchSampler as ShuffledBatchSampler
 from featcache.tables.table import Numbering as Numbering

@@ -2,109 +2,56 @@
 
 from __future__ import annotations
 
-import math
 import operator
-import os
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from featcache._cached import cached_property
 from featcache._checks import whole_number
-from featcache.errors import ConfigError, UnknownNameError, nearest
-from featcache.format.files import digest
+from featcache.errors import ConfigError
 from featcache.interface import Ints
-from featcache.reading.opening import CachePath
 from featcache.samplers.batches import Batches
-from featcache.samplers.epoch import EpochSampler, State, shuffled_in_groups, split_up
+from featcache.samplers.epoch import EpochSampler, State, drawn_evenly, shuffled_in_groups
+from featcache.samplers.lengths import LengthsLike, LengthsOfUtterances, longest_of
 from featcache.samplers.order import drawn, orders, share_of
+from featcache.samplers.shapes import BatchShapes, PadTo, lengths_up_to
 from featcache.tables.columns import stable_order
-from featcache.tables.table import (
-    FeatureTable,
-    HasSome,
-    HasTable,
-    Numbering,
-    column_digest,
-    within_table,
-)
-
-# Lengths of the utterances to batch: of arrays, or of the features of a cache.
-
-LengthsLike = ArrayLike | Sequence[ArrayLike] | CachePath | FeatureTable | HasTable | HasSome
-
-
-def columns_of(lengths: LengthsLike) -> tuple[list[Ints], list[int], FeatureTable | None]:
-    """Return the frames of all utterances and the numbers of a frame, and the table.
-
-    Of each feature that has a time axis, or of each array. Raises `ConfigError` for what is
-    neither, for no utterances and for features of different ones.
-    """
-    if isinstance(lengths, FeatureTable | str | os.PathLike):
-        lengths = FeatureTable.of(lengths)
-    found = within_table(lengths)
-    if found is not None:
-        owner, table = found
-        if not len(table):
-            raise ConfigError(f"there are no utterances to sample: {table!r} is empty")
-        names = [name for name in owner.features if table.has_frames(name)]
-        columns = [_checked(f"lengths of feature {name!r}", table.lengths(name)) for name in names]
-        return columns, [math.prod(table.dims(name)) for name in names], table
-    if isinstance(lengths, list | tuple) and len(lengths) > 0 and np.ndim(lengths[0]) > 0:
-        arrays = {f"lengths[{number}]": array for number, array in enumerate(lengths)}
-    else:
-        arrays = {"lengths": lengths}
-    columns = [_checked(name, np.asarray(array)) for name, array in arrays.items()]
-    counts = list(map(len, columns))
-    if len(set(counts)) > 1:
-        raise ConfigError(f"the features have lengths for {counts} utterances; give the same ones")
-    return columns, [1] * len(columns), None
-
-
-def _checked(name: str, array: NDArray[np.generic]) -> Ints:
-    if array.ndim and not array.size:
-        raise ConfigError(f"there are no utterances to sample: {name} is empty")
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        found = f"{array.dtype} of shape {array.shape}"
-        if array.dtype.kind == "O" and array.ndim == 0:
-            found = (
-                f"a {type(array.item()).__name__}; if Lightning puts it there to share batches "
-                "out, which the sampler does itself, set Trainer(use_distributed_sampler=False)"
-            )
-        raise ConfigError(f"{name} are frames of each utterance, integers, not {found}")
-    whole = array.astype(np.int64, copy=False)
-    if whole.min() < 0:
-        row = int(whole.argmin())
-        raise ConfigError(f"{name} cannot be negative: row {row} has {array[row].tolist()}")
-    return whole
-
+from featcache.tables.table import Numbering
 
 # `BatchLimits`: the most that a batch may hold, padding included, and cuts that keep to it.
 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """The most frames, the most numbers of all features, and the most utterances of a batch."""
+    """The most frames, the most numbers of all features, and the most utterances of a batch.
+
+    Whole numbers from 1 on, at least one of the three. With `quadratic_frames` an utterance of n
+    frames counts as `costs` has it.
+    """
 
     max_frames: int | None
     max_elements: int | None
     batch_size: int | None
+    quadratic_frames: int | None = None
 
-    @classmethod
-    def of(
-        cls, max_frames: int | None, max_elements: int | None, batch_size: int | None
-    ) -> BatchLimits:
-        """Check limits: whole numbers from 1 on, at least one of them."""
-        if max_frames is max_elements is batch_size is None:
+    def __post_init__(self) -> None:
+        if self.max_frames is self.max_elements is self.batch_size is None:
             raise ConfigError("a batch needs a limit: max_frames, max_elements or batch_size")
-        return cls(
-            _checked_limit("max_frames", max_frames),
-            _checked_limit("max_elements", max_elements),
-            _checked_limit("batch_size", batch_size),
-        )
+        if self.quadratic_frames is not None and self.max_frames is None:
+            raise ConfigError("quadratic_frames changes what counts for max_frames; give it, too")
+        for name, limit in vars(self).items():
+            if limit is not None:
+                whole_number(name, limit, 1)
+
+    def costs(self, frames: Ints) -> Ints:
+        """Return what lengths count for `max_frames`: n + n * n / quadratic_frames, rounded down.
+
+        As lhotse's `quadratic_duration` has it: attention takes time by the square of the length.
+        """
+        return frames if self.quadratic_frames is None else quadratic(frames, self.quadratic_frames)
 
     def named(self, *names: str) -> list[str]:
         """Return those of some limits that are set, as "max_frames=2000"."""
@@ -117,7 +64,7 @@ class BatchLimits:
         """
         fits = np.ones(len(columns[0]), bool)
         if self.max_frames is not None:
-            fits &= longest_of(columns) <= self.max_frames
+            fits &= self.costs(longest_of(columns)) <= self.max_frames
         if self.max_elements is not None:
             elements = [n * column for n, column in zip(frame_elements, columns, strict=True)]
             fits &= np.sum(elements, axis=0) <= self.max_elements
@@ -127,9 +74,9 @@ class BatchLimits:
         """Yield the ends of batches that take utterances in order until one would break a limit."""
         count = len(columns[0])
         size = count if self.batch_size is None else self.batch_size
-        if len(columns) > 1 and self.max_elements is not None:
+        if self.max_elements is not None and (len(columns) > 1 or self.quadratic_frames):
             return self._ends_of_several(columns, frame_elements, size)
-        frames = longest_of(columns)
+        frames = self.costs(longest_of(columns))
         cap = int(frames.max()) * count if self.max_frames is None else self.max_frames
         if self.max_elements is not None:
             cap = min(cap, self.max_elements // max(frame_elements[0], 1))
@@ -139,27 +86,23 @@ class BatchLimits:
         self, columns: Sequence[Ints], frame_elements: Sequence[int], size: int
     ) -> Iterator[int]:
         end = count = 0
-        longest = [0] * len(columns)
-        for lengths in zip(*(column.data for column in columns), strict=True):
-            count += 1
+        longest, most = [0] * len(columns), 0
+        costs = self.costs(longest_of(columns))
+        for cost, *lengths in zip(costs.data, *(column.data for column in columns), strict=True):
+            count, most = count + 1, max(most, cost)
             longest = list(map(max, longest, lengths))
             elements = sum(map(operator.mul, frame_elements, longest))
-            too_long = self.max_frames is not None and count * max(longest) > self.max_frames
+            too_long = self.max_frames is not None and count * most > self.max_frames
             if too_long or count * elements > (self.max_elements or 0) or count > size:
                 end += count - 1
                 yield end
-                count, longest = 1, list(lengths)
+                count, longest, most = 1, list(lengths), cost
         yield len(columns[0])
 
 
-def _checked_limit(name: str, limit: int | None) -> int | None:
-    return None if limit is None else whole_number(name, limit, 1)
-
-
-def longest_of(columns: Sequence[Ints]) -> Ints:
-    """Return the length of each utterance's longest feature."""
-    longest: Ints = columns[0] if len(columns) == 1 else np.max(columns, axis=0)
-    return longest
+def quadratic(frames: Ints, quadratic_frames: int) -> Ints:
+    """Return n + n * n / quadratic_frames of each, rounded down."""
+    return frames + frames * frames // quadratic_frames
 
 
 def _ends(frames: Ints, cap: int, size: int) -> Iterator[int]:
@@ -178,12 +121,9 @@ def _ends(frames: Ints, cap: int, size: int) -> Iterator[int]:
 
 # `BucketBatchSampler`: batches of utterances of similar length, within limits.
 
-TOO_LONG = ("raise", "skip")
 # Utterances whose lengths differ by no more than this change places from epoch to epoch. It is the
 # most that is padded for it, and half of it on average.
 SPREAD = 1.05
-DRAWS = 20  # of an epoch's batches, until they are not too many
-SPARE = 200  # an epoch may have one more in so many batches than epoch 0
 
 
 class BucketBatchSampler(EpochSampler):
@@ -206,6 +146,13 @@ class BucketBatchSampler(EpochSampler):
         max_elements: the most numbers in a batch, padding included, over all features: frames times
             the numbers of a frame, which a cache knows; of arrays of lengths a frame counts as one.
         batch_size: the most utterances in a batch; one of the three limits is needed.
+        quadratic_frames: counts an utterance of n frames as n + n * n / quadratic_frames for
+            `max_frames`: batches of long utterances become smaller, as attention wants it.
+        pad_to: lengths that batches are padded to, of few shapes for what is compiled: a list, the
+            shortest first, or a number whose multiples are meant. Each batch then has as many
+            utterances as the limits allow of its length, but one an epoch, and but those that are
+            cut for the ranks; `drop_last` leaves these out. A `FeatureLoader` pads to the same.
+        batch_sizes: utterances of a batch of each length in `pad_to`, in place of limits.
         shuffle: False gives the shortest first, the same in every epoch.
         too_long: what becomes of utterances that are over a limit by themselves: "raise", or "skip"
             to leave them out with a warning. The attribute `too_long` holds their row numbers.
@@ -225,6 +172,9 @@ class BucketBatchSampler(EpochSampler):
         max_frames: int | None = None,
         max_elements: int | None = None,
         batch_size: int | None = None,
+        quadratic_frames: int | None = None,
+        pad_to: PadTo | None = None,
+        batch_sizes: Sequence[int] | None = None,
         shuffle: bool = True,
         too_long: Literal["raise", "skip"] = "raise",
         seed: int = 0,
@@ -233,29 +183,27 @@ class BucketBatchSampler(EpochSampler):
         drop_last: bool = False,
     ) -> None:
         super().__init__(seed=seed, rank=rank, world_size=world_size, drop_last=drop_last)
-        self._lengths, self._frame_elements, self.table = columns_of(lengths)
-        if not self._lengths:
-            raise ConfigError(
-                f"no feature of {lengths!r} has a time axis; give lengths of your own"
-            )
-        if too_long not in TOO_LONG:
-            raise UnknownNameError(
-                f"too_long has no choice {too_long!r}; {nearest(too_long, TOO_LONG)}"
-            )
-        self._limits = limits = BatchLimits.of(max_frames, max_elements, batch_size)
-        self.max_frames, self.max_elements, self.batch_size = astuple(limits)
+        self._of = of = LengthsOfUtterances(lengths, ids)
+        self.table = of.table
+        self.pad_to = pad_to
+        if batch_sizes is not None:
+            batch_size = _largest(batch_sizes, pad_to, max_frames, max_elements, batch_size)
+        self._limits = limits = BatchLimits(max_frames, max_elements, batch_size, quadratic_frames)
+        self.max_frames, self.max_elements, self.batch_size, _ = astuple(limits)
         self.shuffle = shuffle
-        self._ids = None if ids is None else self._name(list(ids))
-        self._longest = longest_of(self._lengths)
-        rows = stable_order(self._longest)  # the shortest first
-        fits = limits.fits(self._lengths, self._frame_elements)[rows]
-        self._rows, self.too_long = rows[fits], np.sort(rows[~fits])
-        if len(self.too_long):
-            self._report(int(rows[~fits][-1]), leave_out=too_long == "skip")
+        self._shapes = None if pad_to is None else self._shapes_of(pad_to, batch_sizes)
+        columns, named = of.columns, limits.named("max_frames", "max_elements")
+        if self._shapes is not None:
+            columns = [self._shapes.padded(column) for column in columns]
+            named.append(f"pad_to={pad_to!r}")
+        fits = limits.fits(columns, of.frame_elements) & (longest_of(columns) >= of.longest)
+        self.too_long = of.without(fits, too_long, named)
+        rows = stable_order(of.longest)  # the shortest first
+        self._rows = rows[fits[rows]]
         self._count = 0  # of the batches of each epoch, once it is known
 
     def __repr__(self) -> str:
-        limits = ", ".join(self._limits.named("max_frames", "max_elements", "batch_size"))
+        limits = ", ".join(self._limits.named(*vars(self._limits)))
         return f"<BucketBatchSampler: {len(self._rows)} utterances, {limits}, {self._where()}>"
 
     @property
@@ -263,69 +211,63 @@ class BucketBatchSampler(EpochSampler):
         """Share of real frames among all frames of this epoch's batches: all features and ranks."""
         batches = self._epoch(self.epoch)
         real = padded = 0.0
-        for column in self._lengths:
+        for column in self._of.columns:
             frames = column[batches.items]
             real += float(frames.sum(dtype=float))
-            padded += float(
-                np.maximum.reduceat(frames, batches.ends[:-1]).astype(float) @ batches.sizes
-            )
+            longest = np.maximum.reduceat(frames, batches.ends[:-1])
+            if self._shapes is not None:
+                longest = self._shapes.padded(longest)
+            padded += float(longest.astype(float) @ batches.sizes)
         return real / padded if padded else 1.0
 
-    @cached_property
+    @property
     def numbering(self) -> Numbering | None:
         """The utterances that row numbers count; None where batches hold ids."""
-        if self._ids is not None:
-            return None
-        return Numbering(len(self._longest), self.table, self._lengths)
+        return self._of.numbering
 
     def epoch_batches(self, epoch: int) -> Batches:
         """Return the batches of an epoch, in its order."""
         if not self.shuffle:
-            return self._batches_of(self._rows, self._cut(self._rows, 0))
-        rows, ends = self._draw(epoch)
-        batches = self._batches_of(rows, split_up(ends, self._count))
+            return self._of.batches(self._rows, self._cut(self._rows, 0))
+        if self._shapes is not None:  # as many of each shape in all epochs
+            rows, ends = self._draw(epoch, 0)
+        else:
+            rows, ends, self._count = drawn_evenly(self._draw, epoch, self._count)
+        batches = self._of.batches(rows, ends)
         return batches.take(shuffled_in_groups(len(batches), drawn(self.seed, "batches", epoch)))
 
     def settings(self) -> State:
-        """Return what the order depends on: limits, shuffle, and a digest of the lengths."""
-        return {
-            "data": self._digest,
+        """Return what the order depends on: limits, shapes, shuffle, a digest of the lengths."""
+        known: State = {
+            "data": self._of.digest,
             "max_frames": self.max_frames,
             "max_elements": self.max_elements,
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
         }
+        if self._limits.quadratic_frames is not None:
+            known["quadratic_frames"] = self._limits.quadratic_frames
+        if self._shapes is not None:
+            known["pad_to"] = self._shapes.lengths.tolist()
+            known["batch_sizes"] = self._shapes.sizes.tolist()
+        return known
 
-    @cached_property
-    def _digest(self) -> str:
-        ids = "\0".join(self._ids or ()).encode(errors="surrogatepass")
-        return digest("".join([*map(column_digest, self._lengths), digest(ids)]).encode())
-
-    def _draw(self, epoch: int) -> tuple[Ints, Ints]:
-        """Return the rows of an epoch, and where its batches end.
-
-        Epoch 0 settles how many they are; it comes again where no draw of an epoch keeps to that.
-        """
-        if epoch and not self._count:
-            self._draw(0)
-        for number in range(DRAWS if epoch else 0):
-            key = drawn(self.seed, "rows", epoch, number)
-            rows = self._ordered(key)
-            # a first batch of any size moves the ends of all others: neighbours part also where
-            # utterances are few
-            ends = self._cut(rows, share_of(drawn(key, "first")))
-            if len(ends) - 1 <= self._count:
-                return rows, ends
-        rows = self._ordered(drawn(self.seed, "rows", 0, 0))
-        ends = self._cut(rows, 0.5)
-        usual = len(ends) - 1
-        self._count = min(usual + usual // SPARE, len(rows))
-        return rows, ends
+    def _draw(self, epoch: int, number: int) -> tuple[Ints, Ints]:
+        """Return the rows of an epoch, and where its batches end."""
+        key = drawn(self.seed, "rows", epoch, number)
+        rows = self._ordered(key)
+        # a first batch of any size moves the ends of all others: neighbours part also where
+        # utterances are few
+        return rows, self._cut(rows, share_of(drawn(key, "first")) if epoch else 0.5)
 
     def _ordered(self, key: int) -> Ints:
         """Return the rows by length, those of about the same length in random order."""
         rows = self._rows.copy()
-        ends = _bucket_ends(self._longest[rows], share_of(drawn(key, "bounds")))
+        frames = self._of.longest[rows]
+        if self._shapes is None:
+            ends = _bucket_ends(frames, share_of(drawn(key, "bounds")))
+        else:
+            ends = self._shapes.bucket_ends(frames)
         sizes = np.diff(ends)
         several = np.flatnonzero(sizes > 1)
         keys = [drawn(key, "bucket", number) for number in several.tolist()]
@@ -333,52 +275,43 @@ class BucketBatchSampler(EpochSampler):
             rows[begin : begin + len(order)] = rows[begin:][order]
         return rows
 
-    def _batches_of(self, rows: Ints, ends: Ints) -> Batches:
-        return Batches(rows, ends, keys=self._ids, numbering=self.numbering)
-
     def _cut(self, rows: Ints, phase: float) -> Ints:
         """Return where batches of `rows` end; the first is cut short by a share of `phase`."""
+        if self._shapes is not None:
+            return self._shapes.ends(self._of.longest[self._rows])
         first = next(self._ends(rows))
         skip = int(first * phase) if first < len(rows) else 0
         ends = np.fromiter(self._ends(rows[skip:]), np.int64) + skip
         return np.concatenate([[0, skip] if skip else [0], ends])
 
     def _ends(self, rows: Ints) -> Iterator[int]:
-        columns = [self._longest] if self.max_elements is None else self._lengths
-        return self._limits.ends([column[rows] for column in columns], self._frame_elements)
+        columns = [self._of.longest] if self.max_elements is None else self._of.columns
+        return self._limits.ends([column[rows] for column in columns], self._of.frame_elements)
 
-    def _name(self, ids: list[str]) -> list[str]:
-        """Take the lengths of these utterances, where they come from a table."""
-        if len(set(ids)) < len(ids):
-            raise ConfigError("ids names an utterance twice")
-        if self.table is not None:
-            rows = self.table.rows(ids)
-            self._lengths = [column[rows] for column in self._lengths]
-        elif len(ids) != len(self._lengths[0]):
-            raise ConfigError(f"{len(ids)} ids for {len(self._lengths[0])} lengths")
-        if not ids:
-            raise ConfigError("there are no utterances to sample: ids is empty")
-        return ids
+    def _shapes_of(self, pad_to: PadTo, batch_sizes: Sequence[int] | None) -> BatchShapes:
+        """Return the shapes of batches: sizes as given, or as many as the limits allow."""
+        lengths = lengths_up_to(pad_to, int(self._of.longest.max()))
+        if batch_sizes is not None:
+            sizes = np.array([whole_number("batch_sizes", size, 1) for size in batch_sizes])
+            if len(sizes) != len(lengths):
+                raise ConfigError(f"{len(sizes)} batch_sizes for {len(lengths)} lengths of pad_to")
+            return BatchShapes(lengths, sizes)
+        sizes = np.full(len(lengths), self.batch_size or len(self._of.longest))
+        if self.max_frames is not None:
+            sizes = np.minimum(sizes, self.max_frames // np.maximum(self._limits.costs(lengths), 1))
+        if self.max_elements is not None:
+            most = self.max_elements // np.maximum(lengths * sum(self._of.frame_elements), 1)
+            sizes = np.minimum(sizes, most)
+        return BatchShapes(lengths, np.maximum(sizes, 1))
 
-    def _report(self, longest: int, *, leave_out: bool) -> None:
-        """Warn of the utterances that are too long, the row `longest` above all, or refuse them."""
-        limits = self._limits.named("max_frames", "max_elements")
-        what = (
-            f"{len(self.too_long)} of {len(self._longest)} utterances are longer than "
-            f"{' or '.join(limits)}, the longest is {self._named(longest)} with "
-            f"{self._longest[longest]} frames"
+
+def _largest(batch_sizes: Sequence[int], pad_to: PadTo | None, *limits: int | None) -> int:
+    """Return the largest of the sizes; raises `ConfigError` where they do not stand alone."""
+    if pad_to is None or any(limit is not None for limit in limits):
+        raise ConfigError(
+            "batch_sizes go with pad_to, one for each length, and with no other limit"
         )
-        if leave_out and len(self._rows):
-            warnings.warn(f"{what}; they are left out", stacklevel=3)
-        else:
-            names = " or ".join(limit.partition("=")[0] for limit in limits)
-            how = "" if leave_out else ", or leave them out: too_long=skip"
-            raise ConfigError(f"{what}; raise {names}{how}")
-
-    def _named(self, row: int) -> str:
-        if self._ids is not None:
-            return repr(self._ids[row])
-        return f"row {row}" if self.table is None else f"{self.table.id(row)!r} (row {row})"
+    return max(batch_sizes, default=1)
 
 
 def _bucket_ends(frames: Ints, phase: float) -> Ints:

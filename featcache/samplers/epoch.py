@@ -208,6 +208,31 @@ def split_up(ends: Ints, count: int) -> Ints:
     return ends
 
 
+DRAWS = 20  # of an epoch's batches, until they are not too many
+SPARE = 200  # an epoch may have one more in so many batches than epoch 0
+
+
+def drawn_evenly(
+    draw: Callable[[int, int], tuple[Ints, Ints]], epoch: int, count: int
+) -> tuple[Ints, Ints, int]:
+    """Return the rows and ends of an epoch of `count` batches, and that count.
+
+    Hosts ask for the number of batches once, so all epochs have the same. `draw(epoch, number)`
+    gives rows and ends; that of epoch 0 settles the count, where `count` is 0. It comes again where
+    no draw of an epoch keeps to that.
+    """
+    first = draw(0, 0) if epoch == 0 or not count else None
+    if first is not None and not count:
+        usual = len(first[1]) - 1
+        count = min(usual + usual // SPARE, len(first[0]))
+    for number in range(DRAWS if epoch else 0):
+        rows, ends = draw(epoch, number)
+        if len(ends) - 1 <= count:
+            return rows, split_up(ends, count), count
+    rows, ends = first or draw(0, 0)
+    return rows, split_up(ends, count), count
+
+
 def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return rank and number of ranks: those given, else those of `torch.distributed`, else 0 of 1.
 

@@ -281,17 +281,20 @@ class Selection:
         stored = arrays.read(row, start, stop, id=id, copy=copy)
         return from_storage(stored, arrays.declared_dtype, writable=copy)
 
-    def read_into(self, rows: Ints, feature: str, starts: Ints, lengths: Ints, out: Bytes) -> None:
-        """Read frames of each row into the bytes of a row of `out`; zeros fill the rest."""
+    def read_into(
+        self, rows: Ints, feature: str, starts: Ints, lengths: Ints, out: Sequence[Bytes]
+    ) -> None:
+        """Read frames of each row into the bytes of one of `out`; zeros fill the rest."""
         span = self.span(feature, rows)
         starts = starts if span is None else starts + span[0]
         for arrays, places, inner in self.blocks.by_block(feature, self.below(rows)):
-            mine = out if isinstance(places, slice) else [out[place] for place in places]
+            mine = out[places] if isinstance(places, slice) else [out[place] for place in places]
             arrays.read_many(inner, starts[places], lengths[places], mine)
         itemsize = self.blocks.of_feature(feature)[0].dtype.itemsize
         frame_bytes = itemsize * math.prod(self.blocks.dims(feature))
         for row, nbytes in zip(out, (lengths * frame_bytes).tolist(), strict=True):
-            row[nbytes:] = 0
+            if nbytes < len(row):
+                row[nbytes:] = 0
 
     def not_found(self, id: str) -> KeyNotFoundError:
         """Return the error for an id that is not there."""
@@ -320,7 +323,7 @@ class Selection:
         with memory_for(feature, (len(rows), *longest), self.blocks.dims(feature)):
             nbytes = math.prod(shape) * arrays.dtype.itemsize
             out = RECYCLED.empty((len(rows), nbytes), np.dtype(np.uint8))
-        self.read_into(rows, feature, np.zeros_like(lengths), lengths, out)
+        self.read_into(rows, feature, np.zeros_like(lengths), lengths, list(out))
         data = out.reshape(-1).view(arrays.dtype).reshape(len(rows), *shape)
         return PaddedFeatures(from_storage(data, arrays.declared_dtype), lengths)
 

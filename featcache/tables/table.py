@@ -283,10 +283,12 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         """
         return self.selection.stats(feature)
 
-    def read_into(self, rows: Ints, feature: str, starts: Ints, lengths: Ints, out: Bytes) -> None:
-        """Read `lengths` frames from `starts` on of each row into the bytes of a row of `out`.
+    def read_into(
+        self, rows: Ints, feature: str, starts: Ints, lengths: Ints, out: Sequence[Bytes]
+    ) -> None:
+        """Read `lengths` frames from `starts` on of each row into the bytes of one of `out`.
 
-        Zeros fill the rest of the bytes.
+        Zeros fill the rest of these bytes.
         """
         self.selection.read_into(rows, feature, starts, lengths, out)
 

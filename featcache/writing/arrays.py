@@ -80,7 +80,7 @@ class CopyMemory:
 # They go together, since to hand over each short one costs more than to store it.
 
 
-class Packed(NamedTuple):
+class PackedArrays(NamedTuple):
     """The arrays of a feature, (rows, *dims), one behind the other, C order, storage dtype."""
 
     array: Array
@@ -118,7 +118,7 @@ class CheckedUtterances:
     def __init__(
         self,
         ids: Sequence[str],
-        arrays: Mapping[str, Packed],
+        arrays: Mapping[str, PackedArrays],
         stamps: Mapping[str, Stamps],
         annotations: Mapping[str, Values],
     ) -> None:
@@ -195,7 +195,7 @@ def check_one(
     packed = {}
     for name, feature in features.items():
         array = to_storage(id, arrays[name], feature)
-        packed[name] = Packed(array, (len(array),))
+        packed[name] = PackedArrays(array, (len(array),))
     return CheckedUtterances((id,), packed, stamps, annotations)
 
 
@@ -393,7 +393,7 @@ def _pack(
     layout: BatchLayout,
     feature: FeatureStorageConfig,
     memory: CopyMemory,
-) -> list[Packed]:
+) -> list[PackedArrays]:
     """Return a copy of a padded or packed batch as it is stored, `PIECE_ROWS` utterances together.
 
     Raises `FeatureError`, naming the utterance where it can, for what cannot be stored as declared.
@@ -409,7 +409,7 @@ def _pack(
         layout = "packed"  # of a row each
     _check_shape(ids, array.shape, lengths, layout, feature)
     rows = array if layout == "packed" else _without_padding(array, lengths)
-    given = Packed(rows, lengths)
+    given = PackedArrays(rows, lengths)
     try:
         # the statistics tell whether all numbers are finite
         stored = converted(rows, is_bfloat16, feature, check_finite=not feature.stats)
@@ -418,14 +418,14 @@ def _pack(
         raise FeatureError(f"feature {feature.name!r}: {error}") from error.__cause__
     if np.may_share_memory(stored, array):
         stored = memory.copy(stored)
-    pieces: list[Packed] = []
+    pieces: list[PackedArrays] = []
     for some in _pieces(lengths):
         piece, stored = stored[: sum(some)], stored[sum(some) :]
         stats = FeatureStats.of(from_storage(piece, feature.dtype)) if feature.stats else None
         if stats is not None and not stats.is_finite:
             _refuse_one(ids, given, is_bfloat16, feature)
         known = checksums(pieces_of(piece, some)) if feature.codec == RAW else None
-        pieces.append(Packed(piece, some, stats, known))
+        pieces.append(PackedArrays(piece, some, stats, known))
     return pieces
 
 
@@ -463,7 +463,7 @@ def _without_padding(array: Array, lengths: list[int]) -> Array:
 
 
 def _refuse_one(
-    ids: Sequence[str], packed: Packed, is_bfloat16: bool, feature: FeatureStorageConfig
+    ids: Sequence[str], packed: PackedArrays, is_bfloat16: bool, feature: FeatureStorageConfig
 ) -> None:
     """Raise the error of the first utterance that cannot be stored."""
     for id, array in zip(ids, packed.each(), strict=True):

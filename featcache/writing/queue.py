@@ -25,7 +25,7 @@ from featcache.format.manifest import NAME, PARTS, Manifest, read_manifest
 from featcache.format.part import SealedPart, remove_part
 from featcache.interface import Array, Bytes, EncodedArray
 from featcache.stats import FeatureStats
-from featcache.writing.arrays import BLOCK_BYTES, CheckedUtterances, CopyMemory, Packed
+from featcache.writing.arrays import BLOCK_BYTES, CheckedUtterances, CopyMemory, PackedArrays
 from featcache.writing.background import Background, always, nothing
 from featcache.writing.held import HeldCache
 from featcache.writing.known_ids import KnownIds
@@ -272,14 +272,14 @@ class _Rows:
             taken = FeatureStats.of(from_storage(self.values[begin:end], self._dtype))
             self._counted = end, stats.merge(taken)
 
-    def packed(self, number: int) -> Packed:
+    def packed(self, number: int) -> PackedArrays:
         """Return the arrays of so many utterances."""
         self.count(number, whole=True)
         ends = self.ends[: number + 1]
         lengths = [end - begin for begin, end in itertools.pairwise(ends)]
         stats = self._counted[1] if self._has_stats else None
         checksums = self.checksums[:number] if self.is_raw else None
-        return Packed(self.values[: ends[-1]], lengths, stats, checksums)
+        return PackedArrays(self.values[: ends[-1]], lengths, stats, checksums)
 
 
 # `HandOver`: utterances on their way from those who write to the thread that stores.

@@ -1,4 +1,4 @@
-"""Padded batches: arrays of several utterances in one tensor."""
+"""Items and batches: what they hold, how they show themselves, and a batch made of items."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ import torch
 
 from featcache.declaration import dtype_name
 from featcache.errors import FeatureError
-from featcache.interface import Bytes
+from featcache.loading.layouts import Batch, Layout, Padded
 from featcache.loading.memory import Allocate, fresh
 from featcache.tables.shown import MANY, boxed, grid
 
-# Padding: arrays of different lengths to one tensor.
-
 Item = dict[str, Any]
-Batch = dict[str, Any]
 NUMBERS = (torch.Tensor, np.ndarray, np.generic, bool, int, float)
+PADDED = Padded()
 
 
 class ShownBatch(dict[str, Any]):
@@ -38,13 +36,19 @@ class ShownBatch(dict[str, Any]):
     def _padding(self, name: str) -> str:
         """Share of a padded tensor that no utterance fills."""
         lengths, padded = self.get(f"{name}_lengths"), self.get(name)
-        if not (isinstance(lengths, torch.Tensor) and isinstance(padded, torch.Tensor)):
+        numbers = torch.Tensor | np.ndarray
+        if not (isinstance(lengths, numbers) and isinstance(padded, numbers)):
             return ""
-        places = padded.shape[0] * padded.shape[1] if padded.ndim > 1 else 0
+        if getattr(padded, "is_nested", False):
+            return "0%"
+        packed = f"{name}_cu_seqlens" in self
+        places = len(padded) if packed else int(np.prod(padded.shape[:2]))
         return f"{1 - int(lengths.sum()) / places:.0%}" if places else ""
 
 
 def _cells(value: object) -> tuple[str, str]:
+    if isinstance(value, np.ndarray):
+        return str(value.shape), str(value.dtype)
     if isinstance(value, torch.Tensor):
         where = "" if value.device.type == "cpu" else f", {value.device}"
         return str(tuple(value.shape)), str(value.dtype).removeprefix("torch.") + where
@@ -58,17 +62,22 @@ def _said(value: object) -> str:
     return f"{dtype} of {shape}" if isinstance(value, list) else f"{shape} {dtype}".strip()
 
 
-def pad(items: Sequence[Item], allocate: Allocate = fresh, listed: Container[str] = ()) -> Batch:
+def batch_of(
+    items: Sequence[Item],
+    layout: Layout = PADDED,
+    allocate: Allocate = fresh,
+    listed: Container[str] = (),
+) -> Batch:
     """Make one batch of items.
 
-    A tensor of shape (frames, ...) with "<name>_lengths" beside it is padded along axis 0 with
-    zeros, and its lengths are counted again, int64. Other tensors, arrays and numbers are stacked
-    along a new axis 0, all else is listed, and so are the keys that `listed` holds.
+    A tensor of shape (frames, ...) with "<name>_lengths" beside it is laid out along axis 0, and
+    its lengths are counted again, int64. Other tensors, arrays and numbers are stacked along a new
+    axis 0, all else is listed, and so are the keys that `listed` holds.
 
     Raises `FeatureError` for items whose keys or shapes do not fit each other.
 
     >>> first = {"id": "a", "x": torch.ones(2), "x_lengths": 2}
-    >>> dict(pad([first, {"id": "b", "x": torch.ones(1), "x_lengths": 1}]))
+    >>> dict(batch_of([first, {"id": "b", "x": torch.ones(1), "x_lengths": 1}]))
     {'id': ['a', 'b'], 'x': tensor([[1., 1.],
             [1., 0.]]), 'x_lengths': tensor([2, 1])}
     """
@@ -84,11 +93,17 @@ def pad(items: Sequence[Item], allocate: Allocate = fresh, listed: Container[str
         values = [item[key] for item in items]
         name = key.removesuffix("_lengths")
         if name != key and isinstance(items[0].get(name), torch.Tensor | np.ndarray):
-            values = [len(item[name]) for item in items]
-        if key not in listed and all(isinstance(value, NUMBERS) for value in values):
-            batch[key] = _joined(key, items, list(map(torch.as_tensor, values)), allocate)
-        else:
+            continue  # comes with what it is of
+        if key in listed or not all(isinstance(value, NUMBERS) for value in values):
             batch[key] = values
+            continue
+        tensors = list(map(torch.as_tensor, values))
+        if f"{key}_lengths" in items[0]:
+            batch.update(_laid_out(key, items, tensors, layout, allocate))
+        else:
+            _require_like(key, items, tensors, 0)
+            batch[key] = allocate((len(tensors), *tensors[0].shape), tensors[0].dtype)
+            torch.stack(tensors, out=batch[key])
     return batch
 
 
@@ -98,33 +113,34 @@ def torch_dtype(dtype: str | torch.dtype) -> torch.dtype:
     return found
 
 
-def _joined(
-    key: str, items: Sequence[Item], tensors: list[torch.Tensor], allocate: Allocate
-) -> torch.Tensor:
-    first, padded = tensors[0], f"{key}_lengths" in items[0]
-    kind = first.dtype, first.shape[padded:]
+def _laid_out(
+    key: str,
+    items: Sequence[Item],
+    tensors: list[torch.Tensor],
+    layout: Layout,
+    allocate: Allocate,
+) -> Batch:
+    _require_like(key, items, tensors, 1)
+    lengths = np.array(list(map(len, tensors)))
+    ends = layout.ends(lengths)
+    dims = tuple(tensors[0].shape[1:])
+    out = allocate(layout.shape(ends, dims), tensors[0].dtype)
+    frames = out.view(-1, *dims) if out.numel() else out.new_empty((int(ends[-1]), *dims))
+    for begin, end, tensor in zip(ends[:-1].tolist(), ends[1:].tolist(), tensors, strict=True):
+        frames[begin : begin + len(tensor)] = tensor
+        frames[begin + len(tensor) : end] = 0
+    return layout.entries(key, out, lengths, allocate)
+
+
+def _require_like(key: str, items: Sequence[Item], tensors: list[torch.Tensor], axis: int) -> None:
+    """Raise `FeatureError` where dtypes differ, or shapes from an axis on."""
+    first = tensors[0]
+    kind = first.dtype, first.shape[axis:]
     for item, tensor in zip(items, tensors, strict=True):
-        if (tensor.dtype, tensor.shape[padded:]) != kind or tensor.ndim < padded:
+        if (tensor.dtype, tensor.shape[axis:]) != kind or tensor.ndim < axis:
             raise FeatureError(
                 f"{key!r} of items {items[0].get('id')!r} and {item.get('id')!r} do not fit into "
                 f"one tensor: {first.dtype} {tuple(first.shape)} and "
                 f"{tensor.dtype} {tuple(tensor.shape)}"
-                f"{'' if padded else f'; to have it padded, give {key}_lengths, too'}"
+                f"{'' if axis else f'; to have it padded, give {key}_lengths, too'}"
             )
-    if not padded:
-        out = allocate((len(tensors), *first.shape), first.dtype)
-        torch.stack(tensors, out=out)
-        return out
-    out = allocate((len(tensors), max(map(len, tensors)), *first.shape[1:]), first.dtype)
-    for row, tensor in zip(out, tensors, strict=True):
-        row[: len(tensor)] = tensor
-        row[len(tensor) :] = 0
-    return out
-
-
-def rows_of(tensor: torch.Tensor) -> Bytes:
-    """Return the memory of a contiguous tensor as one row of bytes for each element of axis 0."""
-    # numpy has no bfloat16
-    bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
-    rows = bits.view(len(bits), -1).numpy()
-    return rows.view(np.uint8)

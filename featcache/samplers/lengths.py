@@ -1,0 +1,163 @@
+"""Utterances to batch: their lengths, of arrays or of the features of a cache, and their ids."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from featcache._cached import cached_property
+from featcache.errors import ConfigError, UnknownNameError, nearest
+from featcache.format.files import digest
+from featcache.interface import Ints
+from featcache.reading.opening import CachePath
+from featcache.samplers.batches import Batches
+from featcache.tables.table import (
+    FeatureTable,
+    HasSome,
+    HasTable,
+    Numbering,
+    column_digest,
+    within_table,
+)
+
+TOO_LONG = ("raise", "skip")
+LengthsLike = ArrayLike | Sequence[ArrayLike] | CachePath | FeatureTable | HasTable | HasSome
+
+
+def columns_of(lengths: LengthsLike) -> tuple[list[Ints], list[int], FeatureTable | None]:
+    """Return the frames of all utterances and the numbers of a frame, and the table.
+
+    Of each feature that has a time axis, or of each array. Raises `ConfigError` for what is
+    neither, for no utterances and for features of different ones.
+    """
+    if isinstance(lengths, FeatureTable | str | os.PathLike):
+        lengths = FeatureTable.of(lengths)
+    found = within_table(lengths)
+    if found is not None:
+        owner, table = found
+        if not len(table):
+            raise ConfigError(f"there are no utterances to sample: {table!r} is empty")
+        names = [name for name in owner.features if table.has_frames(name)]
+        columns = [_checked(f"lengths of feature {name!r}", table.lengths(name)) for name in names]
+        return columns, [math.prod(table.dims(name)) for name in names], table
+    if isinstance(lengths, list | tuple) and len(lengths) > 0 and np.ndim(lengths[0]) > 0:
+        arrays = {f"lengths[{number}]": array for number, array in enumerate(lengths)}
+    else:
+        arrays = {"lengths": lengths}
+    columns = [_checked(name, np.asarray(array)) for name, array in arrays.items()]
+    counts = list(map(len, columns))
+    if len(set(counts)) > 1:
+        raise ConfigError(f"the features have lengths for {counts} utterances; give the same ones")
+    return columns, [1] * len(columns), None
+
+
+def _checked(name: str, array: NDArray[np.generic]) -> Ints:
+    if array.ndim and not array.size:
+        raise ConfigError(f"there are no utterances to sample: {name} is empty")
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        found = f"{array.dtype} of shape {array.shape}"
+        if array.dtype.kind == "O" and array.ndim == 0:
+            found = (
+                f"a {type(array.item()).__name__}; if Lightning puts it there to share batches "
+                "out, which the sampler does itself, set Trainer(use_distributed_sampler=False)"
+            )
+        raise ConfigError(f"{name} are frames of each utterance, integers, not {found}")
+    whole = array.astype(np.int64, copy=False)
+    if whole.min() < 0:
+        row = int(whole.argmin())
+        raise ConfigError(f"{name} cannot be negative: row {row} has {array[row].tolist()}")
+    return whole
+
+
+def longest_of(columns: Sequence[Ints]) -> Ints:
+    """Return the length of each utterance's longest feature."""
+    longest: Ints = columns[0] if len(columns) == 1 else np.max(columns, axis=0)
+    return longest
+
+
+class LengthsOfUtterances:
+    """The lengths of the utterances that a sampler draws from, one column a feature, and their ids.
+
+    Raises `ConfigError` for what `columns_of` refuses, and for ids that do not fit the lengths.
+
+    Attributes:
+        columns: frames of each utterance, by feature.
+        frame_elements: the numbers of a frame of each feature.
+        table: the table that they are of, where there is one.
+        ids: ids in place of row numbers, where they are given.
+        longest: frames of each utterance's longest feature.
+    """
+
+    def __init__(self, lengths: LengthsLike, ids: Iterable[str] | None) -> None:
+        self.columns, self.frame_elements, self.table = columns_of(lengths)
+        if not self.columns:
+            raise ConfigError(
+                f"no feature of {lengths!r} has a time axis; give lengths of your own"
+            )
+        self.ids = None if ids is None else self._take(list(ids))
+        self.longest = longest_of(self.columns)
+
+    @cached_property
+    def numbering(self) -> Numbering | None:
+        """The utterances that row numbers count; None where batches hold ids."""
+        if self.ids is not None:
+            return None
+        return Numbering(len(self.longest), self.table, self.columns)
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the lengths and the ids."""
+        ids = "\0".join(self.ids or ()).encode(errors="surrogatepass")
+        return digest("".join([*map(column_digest, self.columns), digest(ids)]).encode())
+
+    def batches(self, rows: Ints, ends: Ints) -> Batches:
+        """Return batches of these rows that end there."""
+        return Batches(rows, ends, keys=self.ids, numbering=self.numbering)
+
+    def without(self, fits: NDArray[np.bool_], too_long: str, limits: Sequence[str]) -> Ints:
+        """Return the rows that do not fit into a batch by themselves, which a warning counts.
+
+        Raises `ConfigError` for them unless `too_long` is "skip"; `limits` are what they are over,
+        as "max_frames=2000".
+        """
+        if too_long not in TOO_LONG:
+            raise UnknownNameError(
+                f"too_long has no choice {too_long!r}; {nearest(too_long, TOO_LONG)}"
+            )
+        rows = np.flatnonzero(~fits)
+        if not len(rows):
+            return rows
+        longest = int(rows[len(rows) - 1 - self.longest[rows][::-1].argmax()])
+        what = (
+            f"{len(rows)} of {len(fits)} utterances are longer than {' or '.join(limits)}, the "
+            f"longest is {self._named(longest)} with {self.longest[longest]} frames"
+        )
+        if too_long == "skip" and fits.any():
+            warnings.warn(f"{what}; they are left out", stacklevel=3)
+            return rows
+        names = " or ".join(limit.partition("=")[0] for limit in limits)
+        how = "" if too_long == "skip" else ", or leave them out: too_long=skip"
+        raise ConfigError(f"{what}; raise {names}{how}")
+
+    def _take(self, ids: list[str]) -> list[str]:
+        """Take the lengths of these utterances, where they come from a table."""
+        if len(set(ids)) < len(ids):
+            raise ConfigError("ids names an utterance twice")
+        if self.table is not None:
+            rows = self.table.rows(ids)
+            self.columns = [column[rows] for column in self.columns]
+        elif len(ids) != len(self.columns[0]):
+            raise ConfigError(f"{len(ids)} ids for {len(self.columns[0])} lengths")
+        if not ids:
+            raise ConfigError("there are no utterances to sample: ids is empty")
+        return ids
+
+    def _named(self, row: int) -> str:
+        if self.ids is not None:
+            return repr(self.ids[row])
+        return f"row {row}" if self.table is None else f"{self.table.id(row)!r} (row {row})"

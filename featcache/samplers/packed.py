@@ -1,0 +1,211 @@
+"""`PackedBatchSampler`: batches whose frames add up to a limit, for attention without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache._checks import whole_number
+from featcache.format.columns import ends_of
+from featcache.interface import Ints
+from featcache.samplers.batches import Batches
+from featcache.samplers.bucket import BatchLimits
+from featcache.samplers.epoch import SPARE, EpochSampler, State, drawn_evenly
+from featcache.samplers.lengths import LengthsLike, LengthsOfUtterances
+from featcache.samplers.order import Order, drawn
+from featcache.tables.columns import stable_order
+from featcache.tables.table import Numbering
+
+OPEN = 8  # batches of a window that are filled side by side; more make them hardly fuller
+WINDOWS = 1024  # that are packed at once: their open batches stay in the processor's cache
+FIRST_DRAWS = 4  # of which the largest number of batches is that of all epochs, where it is small
+
+
+class PackedBatchSampler(EpochSampler):
+    """Batches of row numbers whose frames add up to at most `max_frames`, in random company.
+
+    For `FeatureLoader(..., layout="packed")` or "jagged": nothing is padded, so utterances of all
+    lengths go together. Each utterance comes once per epoch. In the order that seed and epoch draw,
+    an utterance joins the open batch that it fills best (best fit: Johnson, Near-optimal bin
+    packing algorithms, MIT 1973). All epochs have the same number of batches. For how ranks share
+    an epoch and resume, and for the other arguments, see `EpochSampler`. One thread iterates over
+    it; forks and pickles have a place of their own.
+
+    Args:
+        lengths: as `BucketBatchSampler` takes them; of several features the longest of each
+            utterance counts.
+        max_frames: the most frames in a batch, all utterances together.
+        ids: the utterances that `lengths` are of, in their order; of a cache those to take. Batches
+            then hold ids.
+        batch_size: the most utterances in a batch.
+        quadratic_frames: counts an utterance of n frames as n + n * n / quadratic_frames, so that
+            batches take attention about the same time.
+        window: utterances, in the order drawn, that are packed together. The least full batch of
+            each window is packed again with those of others.
+        shuffle: False takes them in the order of the rows, the same in every epoch.
+        too_long: what becomes of utterances over the limit by themselves: "raise", or "skip" to
+            leave them out with a warning. The attribute `too_long` holds their row numbers.
+
+    Raises `ConfigError` for what cannot work.
+
+    >>> sampler = PackedBatchSampler([70, 300, 80, 310, 75], max_frames=500, shuffle=False)
+    >>> list(sampler), sampler.fill
+    ([[0, 1, 2], [3, 4]], 0.835)
+    """
+
+    def __init__(
+        self,
+        lengths: LengthsLike,
+        *,
+        max_frames: int,
+        ids: Iterable[str] | None = None,
+        batch_size: int | None = None,
+        quadratic_frames: int | None = None,
+        window: int = 1024,
+        shuffle: bool = True,
+        too_long: Literal["raise", "skip"] = "raise",
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(seed=seed, rank=rank, world_size=world_size, drop_last=drop_last)
+        self.max_frames = whole_number("max_frames", max_frames, 1)
+        self._limits = BatchLimits(self.max_frames, None, batch_size, quadratic_frames)
+        self.window = whole_number("window", window, 1)
+        self.shuffle = shuffle
+        self._of = LengthsOfUtterances(lengths, ids)
+        self.table = self._of.table
+        self._costs = self._limits.costs(self._of.longest)
+        fits = self._costs <= self.max_frames
+        self.too_long = self._of.without(fits, too_long, [f"max_frames={max_frames}"])
+        self._rows = np.flatnonzero(fits)
+        self._count = 0  # of the batches of each epoch, once it is known
+
+    def __repr__(self) -> str:
+        limits = ", ".join(self._limits.named(*vars(self._limits)))
+        return f"<PackedBatchSampler: {len(self._rows)} utterances, {limits}, {self._where()}>"
+
+    @property
+    def fill(self) -> float:
+        """Share of `max_frames` that is taken by this epoch's batches of all ranks, on average."""
+        batches = self._epoch(self.epoch)
+        return float(self._costs[batches.items].sum()) / (len(batches) * self.max_frames)
+
+    @property
+    def numbering(self) -> Numbering | None:
+        """The utterances that row numbers count; None where batches hold ids."""
+        return self._of.numbering
+
+    def epoch_batches(self, epoch: int) -> Batches:
+        """Return the batches of an epoch, in its order."""
+        if not self.shuffle:
+            return self._of.batches(*self._packed(self._rows))
+        rows, ends, self._count = drawn_evenly(self._draw, epoch, self._count)
+        order = Order(len(ends) - 1, drawn(self.seed, "batches", epoch))
+        return self._of.batches(rows, ends).take(order[:])
+
+    def settings(self) -> State:
+        """Return what the order depends on: limits, window, shuffle, a digest of the lengths."""
+        return {
+            "data": self._of.digest,
+            "max_frames": self.max_frames,
+            "batch_size": self._limits.batch_size,
+            "quadratic_frames": self._limits.quadratic_frames,
+            "window": self.window,
+            "shuffle": self.shuffle,
+        }
+
+    def _draw(self, epoch: int, number: int) -> tuple[Ints, Ints]:
+        """Return the rows of an epoch, batch by batch, and where these end."""
+        found = self._packed_anew(epoch, number)
+        if epoch == 0 and len(found[1]) <= SPARE:
+            # of a few batches one more is much, and chance decides it: let all epochs do with it
+            others = [self._packed_anew(0, other) for other in range(1, FIRST_DRAWS)]
+            found = max([found, *others], key=lambda packed: len(packed[1]))
+        return found
+
+    def _packed_anew(self, epoch: int, number: int) -> tuple[Ints, Ints]:
+        order = Order(len(self._rows), drawn(self.seed, "rows", epoch, number))
+        return self._packed(self._rows[order[:]])
+
+    def _packed(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Return rows batch by batch, and where these end."""
+        done, sizes, window = [], [], self.window
+        while len(rows):
+            bins = best_fit(self._costs[rows], self.max_frames, self._limits.batch_size, window)
+            order = stable_order(bins)
+            bins, rows = bins[order], rows[order]
+            begins = np.flatnonzero(np.diff(bins, prepend=-1))
+            counts = np.diff(begins, append=len(rows))
+            again = _least_full(self._costs[rows], begins, bins[begins] // (window + OPEN))
+            if len(rows) <= window:
+                again[:] = False
+            of_row = np.repeat(again, counts)
+            done.append(rows[~of_row])
+            sizes.append(counts[~again])
+            if of_row.sum() * 2 > len(rows):  # windows hold too little
+                window *= 4
+            # in the order drawn: `order` is stable, and bins of a window follow each other
+            rows = rows[of_row]
+        return np.concatenate(done), ends_of(np.concatenate(sizes))
+
+
+def _least_full(costs: Ints, begins: Ints, windows: Ints) -> NDArray[np.bool_]:
+    """Return for each batch whether it is the least full one of its window, the first of such."""
+    sums = np.add.reduceat(costs, begins)
+    firsts = np.flatnonzero(np.diff(windows, prepend=-1))
+    least = np.repeat(np.minimum.reduceat(sums, firsts), np.diff(firsts, append=len(sums)))
+    found: NDArray[np.bool_] = np.zeros(len(sums), bool)
+    of_least = np.flatnonzero(sums == least)
+    found[of_least[np.diff(windows[of_least], prepend=-1) > 0]] = True
+    return found
+
+
+def best_fit(costs: Ints, most: int, size: int | None, window: int) -> Ints:
+    """Return the batch that each utterance joins, by number: from `window + OPEN` on of the next.
+
+    Each joins the open batch that leaves the least room, of up to `size` utterances whose costs add
+    up to `most`. Where none has room, the fullest is closed and another one opened. All windows
+    take a step at once: that costs numpy a few calls, and Python nothing for an utterance.
+
+    >>> best_fit(np.array([6, 7, 3, 4, 9]), most=10, size=None, window=100).tolist()
+    [0, 1, 1, 0, 2]
+    """
+    count = -(-len(costs) // window)
+    width = min(window, len(costs))
+    table = np.zeros((count, width), np.int64)
+    table.reshape(-1)[: len(costs)] = costs
+    found = np.empty((count, width), np.int64)
+    for begin in range(0, count, WINDOWS):
+        some = slice(begin, begin + WINDOWS)
+        _fit(table[some], most, size or width, found[some])
+    found += np.arange(count)[:, None] * (window + OPEN)
+    return found.reshape(-1)[: len(costs)]
+
+
+def _fit(costs: Ints, most: int, size: int, found: Ints) -> None:
+    """Fill in the batch of each utterance, (windows, utterances), numbered from 0 in each."""
+    rows = np.arange(len(costs))
+    room = np.full((len(costs), OPEN), most)
+    left = np.full((len(costs), OPEN), size)  # utterances that a batch may still take
+    number = np.tile(np.arange(OPEN), (len(costs), 1))
+    opened = np.full(len(costs), OPEN)
+    for step in range(costs.shape[1]):
+        cost = costs[:, step]
+        rest = room - cost[:, None]
+        rest[(rest < 0) | (left == 0)] = most + 1
+        best = rest.argmin(axis=1)
+        none = np.flatnonzero(rest[rows, best] > most)
+        if len(none):
+            fullest = np.where(left[none] == 0, -1, room[none]).argmin(axis=1)
+            best[none] = fullest
+            room[none, fullest], left[none, fullest] = most, size
+            number[none, fullest] = opened[none]
+            opened[none] += 1
+        room[rows, best] -= cost
+        left[rows, best] -= 1
+        found[:, step] = number[rows, best]
