@@ -36,7 +36,7 @@ HOLDERS: dict[str, Callable[[np.ndarray], Any]] = {
     "memoryview": lambda array: array.data,
     "tensor": lambda array: torch.from_numpy(array)[2:],
     "DLPack": lambda array: torch.utils.dlpack.from_dlpack(array),
-    "buffer of a pickle": lambda array: pickle.PickleBuffer(array.data),
+    "buffer of a pickle": lambda array: pickle.PickleBuffer(array),
     "bytes": lambda array: array.reshape(-1).view(np.uint8).data[5:],
     "base": lambda array: array if array.base is None else array.base,
 }
