@@ -158,6 +158,15 @@ def describe(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
+def indented(lines: Iterable[object]) -> str:
+    r"""Return lines of a message, each on a line of its own below what comes before.
+
+    >>> indented(["rate: was 8", "gain: was 1"])
+    '\n  rate: was 8\n  gain: was 1'
+    """
+    return "".join(f"\n  {line}" for line in lines)
+
+
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun.
 

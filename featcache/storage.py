@@ -16,6 +16,7 @@ from featcache.errors import (
     NotACacheError,
     StaleCacheError,
     UnknownNameError,
+    indented,
     nearest,
 )
 from featcache.format.fingerprint import differences
@@ -217,11 +218,10 @@ def declared_cache(
     named = {*needed, *features.keys() & cache.features} - cache.opened.refused.keys()
     declared = {name: each.to_json() for name, each in features.items() if name in named}
     if changed := differences(cache.fingerprint["features"], declared, ("features",)):
-        lines = "".join(f"\n  {each}" for each in changed)
         added = not features.keys() <= {*cache.features} and {*cache.features} <= features.keys()
         more = ", or have what is absent computed by cache_features, or extract" if added else ""
         raise StaleCacheError(
-            f"cache {str(cache.path)!r} was declared in another way:{lines}\n"
+            f"cache {str(cache.path)!r} was declared in another way:{indented(changed)}\n"
             f"declare it as it was, or compute it again with overwrite=True{more}"
         )
     return cache

@@ -24,6 +24,7 @@ from featcache.errors import (
     IncompleteError,
     StaleCacheError,
     describe,
+    indented,
 )
 from featcache.espnet.arrays import Ints
 from featcache.espnet.hooks import Hooks
@@ -224,10 +225,9 @@ class ShardDirectory:
             if not changed:
                 return
             if any(map(read_shard, self.path.glob(f"{SPLIT}*"))):
-                lines = "".join(f"\n  {line}" for line in changed)
                 raise StaleCacheError(
                     f"what is done in {str(self._split)!r} was made from something else than it "
-                    f"would be now:{lines}\n"
+                    f"would be now:{indented(changed)}\n"
                     "start anew (resume=False), or give another directory"
                 )
             self.create(anew=True)  # nothing is done: what failed at once was mended

@@ -18,7 +18,7 @@ import torch
 
 from featcache._cached import cached_property
 from featcache.declaration import FeatureStorageConfig
-from featcache.errors import CacheError, StaleCacheError
+from featcache.errors import CacheError, StaleCacheError, indented
 from featcache.extraction.datasets import IdNumbers
 from featcache.extraction.destination import ChangedInputs, Destination, refusal_passed_over
 from featcache.extraction.job import Job, RunOptions
@@ -269,12 +269,10 @@ def accept_changes(
     if not changed:
         return
     if not may_be_accepted(changed, comparison):
-        listed = "".join(f"\n  {line}" for line in changed)
         raise StaleCacheError(
             f"cache {str(to.path)!r} was made from something else than there is now, which cannot "
-            f"be accepted:{listed}\naccept=True is for changes of code and settings alone, where "
-            "utterances that are computed again are the same to the bit; overwrite it "
-            "(overwrite=True), or give another directory"
+            f"be accepted:{indented(changed)}\naccept=True is for changes of code and settings "
+            f"alone, where utterances that are computed again are the same to the bit; {_CURE}"
         )
     record.accept(to.features, fingerprint, changed)
 
@@ -465,9 +463,8 @@ class Checking:
         """Check a cache, and write nothing; raises `StaleCacheError` with the differences."""
         declared = cache_fingerprint(self._to.features, self.fingerprint)
         if changed := differences(cache.fingerprint, declared):
-            listed = "".join(f"\n  {line}" for line in changed)
             text = f"cache {str(cache.path)!r} was made from something else than there is now:"
-            raise self.explained(StaleCacheError(f"{text}{listed}\n{_CURE}"))
+            raise self.explained(StaleCacheError(f"{text}{indented(changed)}\n{_CURE}"))
         self.admit((), cache)
         self.end(cache)
 
@@ -502,9 +499,8 @@ class Checking:
                 yield id, probed
 
     def _stale(self, lines: Sequence[str]) -> StaleCacheError:
-        listed = "".join(f"\n  {line}" for line in lines)
         cache = f"cache {str(self._to.path)!r}"
-        text = f"{cache} was made from something else than there is now:{listed}"
+        text = f"{cache} was made from something else than there is now:{indented(lines)}"
         return StaleCacheError("\n".join([text, *self._record.since(), _CURE]))
 
     def _is_complete(self) -> bool:

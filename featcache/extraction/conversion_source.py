@@ -33,7 +33,7 @@ from featcache.reading.opening import (
     open_generation,
     witnesses,
 )
-from featcache.registry import RAW, get_codec
+from featcache.registry import RAW, is_lossless
 from featcache.store import Cache
 from featcache.store import open as open_cache
 from featcache.tables.blocks import Block, BlockMember, TableBlocks
@@ -103,11 +103,8 @@ class TableRows:
         ):
             member = block.features[self.features[0]]
             columns = member.opened.index.features[self.features[0]]
-            first = columns.first[member.inner(inner)]
             keys[2, places] = number
-            if len(columns.offset):
-                first = np.minimum(first, len(columns.offset) - 1)  # arrays without bytes: anywhere
-                keys[1, places], keys[0, places] = columns.container[first], columns.offset[first]
+            keys[1, places], keys[0, places] = columns.places(member.inner(inner))
         return rows[np.lexsort(keys)]
 
     def nbytes(self, rows: Ints) -> Ints:
@@ -286,8 +283,7 @@ def holds(dtype: str, other: str) -> bool:
 
 def is_exact(source: FeatureStorageConfig, feature: FeatureStorageConfig) -> bool:
     """Whether each array reads back from `feature` as it is read from the source."""
-    codec = feature.make_codec()
-    return (codec is None or codec.lossless) and holds(feature.dtype, source.dtype)
+    return is_lossless(feature.codec) and holds(feature.dtype, source.dtype)
 
 
 def carried_fingerprint(rows: TableRows, features: Declared) -> dict[str, object]:
@@ -314,7 +310,7 @@ def carried_fingerprint(rows: TableRows, features: Declared) -> dict[str, object
 
 def _rounds(was: DeclaredFeature, feature: FeatureStorageConfig) -> bool:
     """Whether a stored feature is less exact than one computed as `feature` declares it."""
-    if was["codec"] != RAW and not get_codec(was["codec"]).lossless:
+    if not is_lossless(was["codec"]):
         return True
     floats = was["dtype"] in _MANTISSA_BITS and feature.dtype in _MANTISSA_BITS
     return floats and not holds(was["dtype"], feature.dtype)
@@ -541,15 +537,11 @@ class ReadBack:
             wanted = wanted[0]
         if stored.shape != wanted.shape:
             raise self._unlike(sealed, id, name, f"its shape is {stored.shape}, not {wanted.shape}")
-        if self._is_lossless(name) and not _same_bits(stored, wanted):
+        if is_lossless(self.features[name].codec) and not _same_bits(stored, wanted):
             raise self._unlike(sealed, id, name, "it is another array")
         if not self._exact[name]:
             found = from_storage(stored, self.features[name].dtype)
             self.errors[name] = max(self.errors[name], _largest_difference(found, source))
-
-    def _is_lossless(self, name: str) -> bool:
-        codec = self.features[name].make_codec()
-        return codec is None or codec.lossless
 
     def _unlike(self, part: SealedPart, id: str, name: str, why: str) -> CorruptCacheError:
         return CorruptCacheError(
@@ -566,12 +558,7 @@ def _same_bytes(was: FeatureStorageConfig, now: FeatureStorageConfig) -> bool:
 
 
 def _same_bits(a: Array, b: Array) -> bool:
-    return a.dtype == b.dtype and bool(
-        np.array_equal(
-            np.ascontiguousarray(a).reshape(-1).view(np.uint8),
-            np.ascontiguousarray(b).reshape(-1).view(np.uint8),
-        )
-    )
+    return a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
 def _largest_difference(a: Array, b: Array) -> float:

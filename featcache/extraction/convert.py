@@ -17,7 +17,7 @@ from featcache._checks import directory, named_settings
 from featcache._interval import Interval
 from featcache.adoption.adopt import as_cache, foreign_source
 from featcache.declaration import Features, FeatureStorageConfig
-from featcache.errors import ConfigError, FeatureError, IncompleteError, StorageFullError
+from featcache.errors import ConfigError, FeatureError, IncompleteError
 from featcache.extraction.conversion_source import (
     ReadBack,
     TableRows,
@@ -42,6 +42,7 @@ from featcache.workers.pickling import pack, unpack
 from featcache.writing import part_writer
 from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.copies import LARGE, PartCopies, keeps_its_bytes
+from featcache.writing.free_space import check_free
 from featcache.writing.part_writer import PartWriter
 
 if TYPE_CHECKING:
@@ -339,22 +340,13 @@ class ConversionRun:
 
         Raises `StorageFullError` if they do not fit on the disk.
         """
-        coming, path = self._forecast(rows), str(self.writer.path)
-        free = shutil.disk_usage(self.writer.path).free
-        if coming.nbytes > free:
-            raise StorageFullError(
-                f"{free:,} bytes are free on the disk of {path!r}, and converting {len(rows):,} "
-                f"utterances takes about {coming.nbytes:,}: free some space, or declare a codec or "
-                "a smaller dtype"
-            )
+        coming, path = self._forecast(rows), self.writer.path
+        why = f"converting {len(rows):,} utterances takes about {coming.nbytes:,}: "
+        why += "free some space, or declare a codec or a smaller dtype"
+        check_free(path, coming.nbytes, why)
         about = f", in about {coming.seconds:,.0f} s in one process" if coming.seconds >= 1 else ""
-        _log.info(
-            "converting %d utterances to %r: %s%s",
-            len(rows),
-            path,
-            said_bytes(coming.nbytes),
-            about,
-        )
+        text, size = "converting %d utterances to %r: %s%s", said_bytes(coming.nbytes)
+        _log.info(text, len(rows), str(path), size, about)
         return coming
 
     def _forecast(self, rows: Ints) -> Forecast:

@@ -227,15 +227,6 @@ def named(ids: Sequence[str | None], most: int = 10) -> str:
     return ", ".join(map(repr, ids[:most])) + more
 
 
-def counted(utterances: int) -> str:
-    """Return a number of utterances as words.
-
-    >>> counted(1), counted(2000)
-    ('1 utterance', '2000 utterances')
-    """
-    return f"{utterances} utterance{'' if utterances == 1 else 's'}"
-
-
 # `DynamicItems`: items that a SpeechBrain data set computes of an utterance, by id, in threads.
 
 

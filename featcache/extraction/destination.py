@@ -28,10 +28,11 @@ from featcache.errors import (
     ConfigError,
     NotACacheError,
     StaleCacheError,
+    counted,
     describe,
 )
 from featcache.extraction.dataset_batches import DatasetBatches, Loading
-from featcache.extraction.datasets import counted, dataset_of, is_map_style, named
+from featcache.extraction.datasets import dataset_of, is_map_style, named
 from featcache.extraction.job import Job
 from featcache.extraction.stamping import Entries, InputsOnly
 from featcache.format.feature_sets import stored_sets
@@ -340,7 +341,7 @@ class ChangedUtterances(NamedTuple):
         if self.alike:
             writer.restamp(self.alike)
         if self.changed:
-            number, some = counted(len(self.changed)), named(self.changed, 3)
+            number, some = counted(len(self.changed), "utterance"), named(self.changed, 3)
             text = "computing %s of cache %r again, whose input has changed: %s"
             _log.warning(text, number, str(writer.path), some)
             writer.delete(self.changed)
@@ -448,16 +449,16 @@ def _look(
             "compared: they cannot be loaded, are random, or hold what has no digest; the "
             "features stay as they are"
         )
-        _log.warning(text, counted(len(unknown)), str(path), named(unknown, 3))
+        _log.warning(text, counted(len(unknown), "utterance"), str(path), named(unknown, 3))
     return ChangedUtterances([ids[number] for number in changed], alike)
 
 
 def _refusal(path: Path, changed: Sequence[str]) -> StaleCacheError:
     have, these = ("has", "it") if len(changed) == 1 else ("have", "these")
     return StaleCacheError(
-        f"the input of {counted(len(changed))} of cache {str(path)!r} {have} changed since the "
-        f"features were computed: {named(changed)}; on_changed='recompute' computes {these} again, "
-        "overwrite=True all"
+        f"the input of {counted(len(changed), 'utterance')} of cache {str(path)!r} {have} changed "
+        f"since the features were computed: {named(changed)}; on_changed='recompute' computes "
+        f"{these} again, overwrite=True all"
     )
 
 

@@ -20,7 +20,7 @@ from featcache.extraction.conversion_source import TableRow, TableRows, declared
 from featcache.interface import Ints, storage_dtype
 from featcache.reading.generation import Generation
 from featcache.reading.opening import CachePath
-from featcache.registry import backend_names, get_backend
+from featcache.registry import backend_names, get_backend, is_lossless
 from featcache.tables.shown import boxed, grid, said_bytes, tiles
 from featcache.tables.table import FeatureTable
 from featcache.writing.cache_writer import CacheWriter
@@ -357,7 +357,6 @@ def _row(
     everything = np.arange(len(source.table))
     try:
         coming = forecast(source, everything, {feature.name: feature}, sample)
-        codec = feature.make_codec()
     except (FeatureError, ConfigError, MissingDependencyError):
         if declared:
             raise
@@ -370,7 +369,7 @@ def _row(
         coming.nbytes,
         coming.seconds / 3600,
         declared=declared,
-        lossless=codec is None or codec.lossless,
+        lossless=is_lossless(feature.codec),
     )
 
 

@@ -26,6 +26,7 @@ from featcache.errors import (
     IncompleteError,
     MissingDependencyError,
     StaleCacheError,
+    counted,
     describe,
 )
 from featcache.extraction.checking import Checking
@@ -36,7 +37,7 @@ from featcache.extraction.dataset_batches import (
     batches_of_stream,
     learnt_ids,
 )
-from featcache.extraction.datasets import IdNumbers, counted, named
+from featcache.extraction.datasets import IdNumbers, named
 from featcache.extraction.destination import (
     ChangedInputs,
     ChangedUtterances,
@@ -452,8 +453,9 @@ def _publish(
         raise
     if lost:
         raise IncompleteError(
-            f"{counted(lost)} of {str(path)!r} are neither stored nor reported as failures: were "
-            "parts of it removed? The cache is not complete; the same call computes them"
+            f"{counted(lost, 'utterance')} of {str(path)!r} are neither stored nor reported as "
+            "failures: were parts of it removed? The cache is not complete; the same call computes "
+            "them"
         )
 
 
@@ -483,7 +485,7 @@ def _close(run: Run, writer: CacheWriter, failures: Sequence[Failure], outcome: 
         writer.fail(cast(str, id))
     writer.close(complete=not (None in failed or left_out or stopped))
     if left_out:
-        text = f"{counted(left_out)} were not in the given sampler"
+        text = f"{counted(left_out, 'utterance')} were not in the given sampler"
         _log.warning("%s: %r stays incomplete", text, str(path))
     if failures or (path / FAILURES).exists():
         note_failures(open_cache(path), failures)
@@ -499,9 +501,9 @@ def note_failures(cache: Cache, failures: Sequence[Failure]) -> None:
     write_failures(cache.path, [*earlier, *failures])
     if not failures:
         return
-    number, path, first = counted(len(failures)), str(cache.path / FAILURES), failures[0]
+    path, first = str(cache.path / FAILURES), failures[0]
     told = f"{first['id']!r} with {first['type']}: {first['error']}"
-    text = f"{number} failed, see {path!r}; the first, {told}"
+    text = f"{counted(len(failures), 'utterance')} failed, see {path!r}; the first, {told}"
     if not len(cache):
         raise ComputeError(f"all {text}")
     _log.warning("%s", text)
@@ -511,7 +513,7 @@ def tell_left_out(path: Path, failed: Sequence[str]) -> None:
     """Log which utterances are not tried again."""
     if failed:
         are = "is" if len(failed) == 1 else "are"
-        text = f"{counted(len(failed))} failed earlier and {are} left out"
+        text = f"{counted(len(failed), 'utterance')} failed earlier and {are} left out"
         some, where = named(failed, 3), str(path / FAILURES)
         _log.warning("%s: %s, see %r; on_error='raise' tries again", text, some, where)
 
@@ -524,9 +526,9 @@ def add_resume_note(error: BaseException, path: Path, ids: Sequence[str] | None)
     # a cache that cannot be read says nothing of how to go on
     with contextlib.suppress(OSError):
         stored, cache = sum(1 for _ in committed(path)), f"cache {str(path)!r}"
-        number = counted(stored)
+        number = counted(stored, "utterance")
         if ids is not None:
-            number = f"{stored} of {counted(len(ids))}"
+            number = f"{stored} of {counted(len(ids), 'utterance')}"
         text = f"{number} {'is' if stored == 1 else 'are'} in {cache}"
         if is_overwriting(path):
             text = f"{cache} is as it was; what was computed anew waits beside it"

@@ -14,13 +14,12 @@ import numpy as np
 import torch
 
 from featcache.declaration import FeatureStorageConfig
-from featcache.errors import ComputeError, FeatureError, describe
+from featcache.errors import ComputeError, FeatureError, counted, describe
 from featcache.extraction.computation import checked_result
 from featcache.extraction.dataset_batches import DatasetBatches, LoadedBatch, Loading, worker_failed
 from featcache.extraction.datasets import (
     DataSet,
     IdNumbers,
-    counted,
     dataset_of,
     is_map_style,
     visible_lengths,
@@ -299,7 +298,7 @@ def told(compared: int, found: Sequence[Unlike], cause: str) -> str:
     are = "is" if number == 1 else "are"
     cures = {"batches": [_of_batches(found)], "workers": [_WORKERS], "neither": [_NEITHER]}
     cure = " Or: ".join(cures.get(cause, [_of_batches(found), _WORKERS]))
-    of = f"{number} of {counted(compared)}"
+    of = f"{number} of {counted(compared, 'utterance')}"
     return f"{of} {are} stored otherwise than computed alone ({each}). {cure}"
 
 

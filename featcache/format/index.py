@@ -170,6 +170,13 @@ class FeatureColumns:
         """Return the stored bytes of each array."""
         return np.diff(ends_of(self.nbytes)[self.first])
 
+    def places(self, rows: Ints) -> tuple[NDArray[np.int32], Ints]:
+        """Return container and offset of the first byte of rows; any of arrays without bytes."""
+        if not len(self.offset):
+            return np.zeros(len(rows), np.int32), np.zeros(len(rows), np.int64)
+        first = np.minimum(self.first[rows], len(self.offset) - 1)
+        return self.container[first], self.offset[first]
+
 
 # the columns of a feature, in the order in which they are stored, and those of its statistics
 FEATURE_COLUMNS: Mapping[str, type[np.generic]] = {

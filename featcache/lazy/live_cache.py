@@ -9,7 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from featcache.errors import CacheError, CorruptCacheError, NotACacheError, StaleCacheError
+from featcache.errors import (
+    CacheError,
+    CorruptCacheError,
+    NotACacheError,
+    StaleCacheError,
+    indented,
+)
 from featcache.extraction.checking import RunRecord, are_code_or_settings
 from featcache.extraction.destination import is_refused
 from featcache.format.feature_sets import set_of
@@ -22,7 +28,7 @@ from featcache.format.fingerprint import (
     differences,
 )
 from featcache.format.index import Stamps
-from featcache.format.manifest import ADOPTED, NAME, Manifest
+from featcache.format.manifest import ADOPTED, NAME, BuildState, Manifest
 from featcache.format.part import committed_builds
 from featcache.interface import Array
 from featcache.lazy.arguments import Call
@@ -119,9 +125,8 @@ def stale(
     if may_be_accepted(manifest, changed):
         told += record.changed_code()
         why = why or "if its results are the same, accept=True keeps the cache"
-    lines = "".join(f"\n  {line}" for line in told)
-    text = f"cache {str(path)!r} was made from something else than is declared now:{lines}\n{CURE}"
-    return StaleCacheError(f"{text}; {why}" if why else text)
+    text = f"cache {str(path)!r} was made from something else than is declared now:"
+    return StaleCacheError(f"{text}{indented(told)}\n{CURE}{why and f'; {why}'}")
 
 
 def may_be_accepted(manifest: Manifest, changed: Sequence[Difference]) -> bool:
@@ -305,8 +310,7 @@ class LiveCache:
     @property
     def is_overwritten(self) -> bool:
         """True if somebody overwrites the cache, or has given that up: what is new waits for it."""
-        manifest = self._shown[0].manifest
-        return manifest.building > manifest.build
+        return self._shown[0].manifest.state is BuildState.ASIDE
 
     def look(self) -> None:
         """Find out what others have published and written since the last look.
@@ -318,10 +322,9 @@ class LiveCache:
             with reading(self.path):
                 generation = Generation.at(self.path)
             if changed := differences(self._made_from, generation.manifest.fingerprint):
-                lines = "".join(f"\n  {line}" for line in changed)
                 raise StaleCacheError(
                     f"cache {str(self.path)!r} was made anew meanwhile, from something else than "
-                    f"this process computes with (was: here, now: there):{lines}\n"
+                    f"this process computes with (was: here, now: there):{indented(changed)}\n"
                     "give each of the two a directory of its own, or remove the cache and start "
                     "one of them"
                 )

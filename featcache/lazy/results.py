@@ -20,7 +20,7 @@ from featcache.errors import CacheError, ConfigError, FeatureError
 from featcache.format.files import from_storage
 from featcache.interface import Array
 from featcache.reading.feature_arrays import joined
-from featcache.registry import RAW
+from featcache.registry import RAW, is_lossless
 from featcache.writing.arrays import encoded, to_storage
 
 ONE, TUPLE, DICT = "one", "tuple", "dict"
@@ -155,8 +155,7 @@ def declared_for(
 def as_read_back(id: str, value: ArrayLike, feature: FeatureStorageConfig) -> Array:
     """Return a value as it will be read: in the declared dtype, after a lossy codec."""
     stored = to_storage(id, value, feature)
-    codec = feature.make_codec() if feature.codec != RAW else None
-    if codec is not None and not codec.lossless:
+    if not is_lossless(feature.codec):
         spec, blocks = feature.spec(stored.shape[1:]), feature.blocks(stored.shape[1:])
         if blocks is not None:
             stored = joined(spec, encoded(id, stored, spec, blocks), blocks.rows or 0)

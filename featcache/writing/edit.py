@@ -236,17 +236,10 @@ class _ReadAhead:
 
 def _in_order_of_bytes(features: Sequence[FeatureColumns], rows: Ints) -> Iterator[tuple[int, int]]:
     """Yield the arrays of rows, each as number of its feature and row, in the order of bytes."""
-    numbers: list[Ints] = []
-    containers, offsets = [], []
-    for columns in features:
-        first = np.minimum(columns.first[rows], max(len(columns.offset) - 1, 0))
-        has_any = len(columns.offset) > 0  # of arrays without bytes, any place will do
-        containers.append(columns.container[first] if has_any else np.zeros(len(rows), np.int32))
-        offsets.append(columns.offset[first] if has_any else np.zeros(len(rows), np.int64))
-        numbers.append(np.full(len(rows), len(numbers)))
-    order = np.lexsort((np.concatenate(offsets), np.concatenate(containers)))
-    of_feature, of_row = np.concatenate(numbers)[order], np.tile(rows, len(features))[order]
-    yield from zip(of_feature.tolist(), of_row.tolist(), strict=True)
+    places = zip(*(columns.places(rows) for columns in features), strict=True)
+    containers, offsets = map(np.concatenate, places)
+    of_feature, place = np.divmod(np.lexsort((offsets, containers)), max(len(rows), 1))
+    yield from zip(of_feature.tolist(), rows[place].tolist(), strict=True)
 
 
 # Edits of a published cache: utterances deleted, generations tagged, parts rewritten.

@@ -12,7 +12,7 @@ import numpy as np
 
 from featcache.container_files import create_durably, sync_directory
 from featcache.declaration import FeatureStorageConfig
-from featcache.errors import CacheLockedError, StaleCacheError
+from featcache.errors import CacheLockedError, StaleCacheError, indented
 from featcache.format.files import digest, explained
 from featcache.format.fingerprint import (
     Difference,
@@ -261,10 +261,9 @@ def start(held: HeldCache, content: Mapping[str, object], overwrite: bool) -> No
     builds = committed_builds(path) if changed or overwrite else {}
     stored = manifest.rows or (changed and builds)
     if changed and stored and not overwrite:
-        lines = "".join(f"\n  {line}" for line in changed)
         raise StaleCacheError(
-            f"cache {str(path)!r} was made from something else than is declared "
-            f"now:{lines}\n"
+            f"cache {str(path)!r} was made from something else than is declared now:"
+            f"{indented(changed)}\n"
             f"{_cure(manifest, content, changed)}overwrite it (overwrite=True), or give "
             "another directory"
         )
@@ -428,10 +427,9 @@ def accept(
         changed = differences(manifest.fingerprint, content)
         declared = differences(manifest.features, content["features"], ("features",))
         if declared := [each for each in declared if not says_when(each)]:
-            lines = "".join(f"\n  {each}" for each in declared)
             raise StaleCacheError(
-                f"cache {str(cache)!r} was declared in another way, which cannot be "
-                f"accepted:{lines}\ndeclare it as it was, or overwrite it (overwrite=True)"
+                f"cache {str(cache)!r} was declared in another way, which cannot be accepted:"
+                f"{indented(declared)}\ndeclare it as it was, or overwrite it (overwrite=True)"
             )
         if changed:
             after = manifest.accepting(content)
