@@ -64,8 +64,7 @@ def opened_columns(
             newer = _manifest_of(path, name)
             if newer.write_id == manifest.write_id:
                 raise CacheError(
-                    f"cache {str(path)!r} lacks {error.filename!r}; "
-                    f"{remedy(path, manifest.index)}"
+                    f"cache {str(path)!r} lacks {error.filename!r}; {remedy(path, manifest.index)}"
                 ) from error
             manifest = newer
     with file.until_read(later=bool(manifest.annotations)):

@@ -57,10 +57,13 @@ def storage(view: View) -> Html:
 
 
 def _codec() -> Codec | None:
+    """Return the codec; None where it is not installed, or its library is not."""
     try:
-        return get_codec(CODEC)()
-    except FeatcacheError:  # its library is not installed
+        codec = get_codec(CODEC)()
+        codec.encode(np.zeros(1))  # loads the library
+    except FeatcacheError:
         return None
+    return codec
 
 
 def _how(facts: CacheFacts, codec: Codec | None) -> str:
