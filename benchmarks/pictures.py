@@ -41,7 +41,7 @@ svg { --back: #ffffff; --edge: #c5ced7; --ink: #1c2329; --soft: #5a6672; --red: 
 .back { fill: var(--back); stroke: var(--edge) } .b { font-weight: 600 } .d { fill: var(--soft) } .r { fill: var(--red) }
 .g { fill: var(--green) } .y { fill: var(--yellow) } .c { fill: var(--cyan) }
 """  # noqa: E501
-WINDOW = {"width": 1100, "height": 1080}
+WIDE, HIGH = 1100, 1080  # a window, in pixels
 LEFT_OUT = "#origin { display: none }"  # it names a directory of this machine
 PICTURE_ROWS = 450  # pixels of those of odd utterances
 
@@ -124,15 +124,20 @@ def photograph(digits: Path) -> None:
             args=["--no-sandbox"],
         )
         for scheme in ("light", "dark"):
-            page = browser.new_page(color_scheme=scheme, viewport=WINDOW, offline=True)
+            page = browser.new_page(
+                color_scheme=scheme, viewport={"width": WIDE, "height": HIGH}, offline=True
+            )
             page.goto(page_file.as_uri())
             page.locator("html.js").wait_for()
             page.add_style_tag(content=LEFT_OUT)
             page.screenshot(path=PICTURES / f"report-{scheme}.png")
             box = page.locator(".gallery").bounding_box()
-            part = {**box, "x": 0, "width": WINDOW["width"], "height": PICTURE_ROWS}
-            odd = PICTURES / f"report-odd-{scheme}.png"
-            page.screenshot(path=odd, full_page=True, clip=part)
+            assert box is not None
+            page.screenshot(
+                path=PICTURES / f"report-odd-{scheme}.png",
+                full_page=True,
+                clip={"x": 0, "y": box["y"], "width": WIDE, "height": PICTURE_ROWS},
+            )
         browser.close()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import sys
 import zlib
 from html import escape
 from pathlib import Path
@@ -161,17 +160,6 @@ def test_of_many_features_a_few_are_shown_in_full_and_all_have_their_numbers(
         assert page.numbers[f"{name} longest"] == 24 + at
         assert page.numbers[f"{name} largest"] == pytest.approx(every.max())
         assert page.numbers[f"bytes of {name}"] == every.size * 4
-
-
-def test_a_page_needs_no_library_of_a_codec(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "numcodecs", None)
-    monkeypatch.setitem(sys.modules, "numcodecs.zstd", None)
-    _, page = report(tmp_path / "report.html", write(tmp_path / "cache", utterances(5)))
-    assert "pip install 'featcache[zarr]'" in page.words
-    assert "zstd of fbank" not in page.numbers
-    assert "float16 bytes of fbank" in page.numbers
 
 
 def test_a_cache_that_no_array_told_its_dims(tmp_path: Path) -> None:
