@@ -154,7 +154,8 @@ def _sections(
          lambda view: odd_ones.odd(view, rows[view.place], pictures, seed)),
         ("annotations", "Who and what", "Who dominates, and whether texts fit their lengths.",
          distributions.who_and_what),
-        ("storage", "Storage", "Where the bytes are.", storage.storage),
+        ("storage", "Storage", "Where the bytes are, and what other ways would take.",
+         storage.storage),
         ("made-from", "Made from",
          "What makes it stale where it changes, and what explains it.", sections.made_from),
     ]  # fmt: skip

@@ -50,8 +50,8 @@ def storage(view: View) -> Html:
     inner = table(heads, rows, label="bytes by feature", sorts=True)
     return joined(
         element("div", inner, class_="high" if len(rows) > IN_FULL else None),
-        element("p", _how(facts, codec), class_="note"),
         facts_list(pairs),
+        element("p", _how(facts, codec), class_="note"),
         python(f"featcache.inspect.estimate({facts.path!r})"),
     )
 
@@ -69,10 +69,10 @@ def _codec() -> Codec | None:
 def _how(facts: CacheFacts, codec: Codec | None) -> str:
     if codec is None:
         return f"Bytes with {CODEC} are tried where it is installed: pip install 'featcache[zarr]'."
-    few = f" and the {TRIED_FEATURES} largest features" * (len(facts.features) > TRIED_FEATURES)
+    few = f", of the {TRIED_FEATURES} largest features" * (len(facts.features) > TRIED_FEATURES)
     return (
-        f"Bytes with {CODEC} are estimates from up to {min(TRIED, len(facts.table))} utterances"
-        f"{few}; formats that support it, and what others take, are in the estimate:"
+        f"Bytes with {CODEC} were tried on up to {min(TRIED, len(facts.table))} utterances{few}. "
+        "All formats and codecs that are installed are tried by this line:"
     )
 
 
@@ -85,9 +85,11 @@ def _smaller(view: View, feature: FeatureFacts, codec: Codec | None) -> Iterator
     if halves:
         with np.errstate(over="ignore", invalid="ignore"):
             tried.append(("float16 ", half, [each.astype(np.float16) for each in arrays]))
+    about = "≈ " if len(arrays) < len(view.facts.table) else ""
     told: list[Child] = [
         "-" if codec is None or not some else
-        nbytes(round(whole * _ratio(codec, some)), view.named(f"{what}{CODEC} of {feature.name}"))
+        [about, nbytes(round(whole * _ratio(codec, some)),
+                       view.named(f"{what}{CODEC} of {feature.name}"))]
         for what, whole, some in tried
     ]  # fmt: skip
     yield told[0]

@@ -295,6 +295,7 @@ def test_a_sample_says_so_beside_each_figure(tmp_path: Path) -> None:
     assert page.words.count("from 50 of 200 utterances") >= 5
     assert "no utterance is odd, among 50 that were read" in page.words
     assert page.numbers["utterances"] == 200
+    assert "≈" in page.words  # bytes with zstd
     lengths = [len(each.fbank) for each in made.values()]
     assert page.numbers["fbank longest"] == max(lengths)
     assert page.numbers["fbank mean"] == pytest.approx(np.mean(lengths))
