@@ -17,21 +17,13 @@ import click
 import numpy as np
 import xxhash
 from machine import describe
+from made_up import write_index
 
 import featcache
-from featcache.format.annotation_columns import Column, stored_columns
-from featcache.format.columns import Codes, Strings, save_columns
+from featcache.format.annotation_columns import Column
+from featcache.format.columns import Codes, Strings
 from featcache.format.files import make_directory
-from featcache.format.index import DIGEST_BYTES, ContainerColumns, FeatureColumns, Index
-from featcache.format.manifest import (
-    AnnotationEntry,
-    Manifest,
-    PartEntry,
-    index_file,
-    new_generation_name,
-    write_manifest,
-)
-from featcache.format.part import container_columns, index_columns, rows_of, string_columns
+from featcache.format.index import FeatureColumns
 
 MELS = 80
 DIMS = 20  # of the many
@@ -110,44 +102,12 @@ def write_columns(path: Path, count: int) -> None:
         (xxhash.xxh3_64_intdigest(data[at : at + n]) for at, n in enumerate(nbytes.tolist())),
         np.uint64, count,
     )  # fmt: skip
-    ids = b"".join(b"utt-%08d" % number for number in range(count))
-    keys = (ids[at : at + 12] for at in range(0, len(ids), 12))
-    hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64, count)
-    hash_rows = np.argsort(hashes)
     columns = FeatureColumns(
         lengths, checksums, np.arange(count + 1), np.zeros(count, np.int32), np.arange(count),
         nbytes,
     )  # fmt: skip
-    containers = ContainerColumns(
-        Strings.of([file]), np.array([size]), np.zeros(DIGEST_BYTES, np.uint8),
-        np.zeros(1, np.int32),
-    )  # fmt: skip
-    strings = Strings(np.arange(count + 1) * 12, np.frombuffer(ids, np.uint8))
-    index = Index(hashes[hash_rows], hash_rows, strings, {"fbank": columns}, containers, {})
-    annotations = annotation_columns(count, lengths)
-    made: dict[str, np.ndarray] = {}
-    made |= dict(index_columns([index], rows_of([index], []), ["fbank"], {}))
-    made |= container_columns([""], [containers])
-    made |= string_columns("failed", Strings.of([]))
-    for name, column in annotations.items():
-        made |= dict(stored_columns(name, column))
-    name = index_file(new_generation_name(1))
-    declared = featcache.FeatureStorageConfig("fbank", dtype="float16", stats=False, frame_s=0.01)
-    manifest = Manifest(
-        {"features": {"fbank": declared.to_json()}},
-        1,
-        index=name,
-        index_digest=save_columns(path / name, iter(made.items())),
-        complete=True,
-        rows=count,
-        dims={"fbank": (DIMS,)},
-        parts=(PartEntry("made", count, {"fbank": 0}, ""),),
-        annotations={
-            each: AnnotationEntry(column.kind, carried=False)
-            for each, column in annotations.items()
-        },
-    )
-    write_manifest(path, manifest)
+    feature = featcache.FeatureStorageConfig("fbank", dtype="float16", stats=False, frame_s=0.01)
+    write_index(path, feature, DIMS, columns, {file: size}, annotation_columns(count, lengths))
 
 
 def annotation_columns(count: int, lengths: np.ndarray) -> dict[str, Column]:

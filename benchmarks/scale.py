@@ -8,7 +8,6 @@ it is in the page cache, as after the first epoch.
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import statistics
 import subprocess
@@ -23,25 +22,15 @@ from typing import Any
 import click
 import numpy as np
 import torch
-import xxhash
 from machine import describe
+from made_up import write_index
 from torch.utils.data import DataLoader, Dataset
 
 import featcache
 from featcache import FeatureDataset
-from featcache.format.annotation_columns import Column, stored_columns
-from featcache.format.columns import Strings, save_columns
+from featcache.format.annotation_columns import Column
 from featcache.format.files import make_directory
-from featcache.format.index import DIGEST_BYTES, ContainerColumns, FeatureColumns, Index
-from featcache.format.manifest import (
-    AnnotationEntry,
-    Manifest,
-    PartEntry,
-    index_file,
-    new_generation_name,
-    write_manifest,
-)
-from featcache.format.part import container_columns, index_columns, rows_of, string_columns
+from featcache.format.index import FeatureColumns
 from featcache.tables.table import FeatureTable
 
 MELS = 80
@@ -102,12 +91,7 @@ def timed(make: Callable[[], object], times: int = 5) -> list[float]:
 
 def write_cache(path: Path, count: int, annotations: Mapping[str, Column] | None = None) -> None:
     """Write a cache whose arrays are holes in sparse files."""
-    annotations = annotations or {}
     lengths = np.random.default_rng(0).integers(100, 3500, count)
-    ids = b"".join(b"utt-%08d" % number for number in range(count))
-    keys = (ids[at : at + 12] for at in range(0, len(ids), 12))
-    hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64, count)
-    hash_rows = np.argsort(hashes)
     nbytes = lengths * MELS * 4
     container = (np.arange(count) * CONTAINERS // count).astype(np.int32)
     begins = np.cumsum(nbytes) - nbytes
@@ -115,50 +99,15 @@ def write_cache(path: Path, count: int, annotations: Mapping[str, Column] | None
     offset = begins - begins[starts][container]
     make_directory(path / "parts" / "made")
     sizes = np.add.reduceat(nbytes, starts).tolist()
-    files = [f"parts/made/fbank-{number}.npy" for number in range(CONTAINERS)]
-    for file, size in zip(files, sizes, strict=True):
+    files = {f"parts/made/fbank-{number}.npy": size for number, size in enumerate(sizes)}
+    for file, size in files.items():
         with (path / file).open("wb") as opened:
             opened.truncate(size)
     columns = FeatureColumns(
         lengths, np.zeros(count, np.uint64), np.arange(count + 1), container, offset, nbytes
     )
-    containers = ContainerColumns(
-        Strings.of(files),
-        np.array(sizes, np.int64),
-        np.zeros(len(files) * DIGEST_BYTES, np.uint8),
-        np.zeros(len(files), np.int32),
-    )
-    index = Index(
-        hashes[hash_rows],
-        hash_rows,
-        Strings(np.arange(count + 1) * 12, np.frombuffer(ids, np.uint8)),
-        {"fbank": columns},
-        containers,
-        {},
-    )
-    chain = itertools.chain(
-        index_columns([index], rows_of([index], []), ["fbank"], {}),
-        container_columns([""], [containers]).items(),
-        string_columns("failed", Strings.of([])),
-        *(stored_columns(name, column) for name, column in annotations.items()),
-    )
-    file = index_file(new_generation_name(1))
-    declared = featcache.FeatureStorageConfig("fbank", stats=False).to_json()
-    manifest = Manifest(
-        {"features": {"fbank": declared}},
-        1,
-        index=file,
-        index_digest=save_columns(path / file, chain),
-        complete=True,
-        rows=count,
-        dims={"fbank": (MELS,)},
-        parts=(PartEntry("made", count, {"fbank": 0}, ""),),
-        annotations={
-            name: AnnotationEntry(column.kind, carried=False)
-            for name, column in annotations.items()
-        },
-    )
-    write_manifest(path, manifest)
+    feature = featcache.FeatureStorageConfig("fbank", stats=False)
+    write_index(path, feature, MELS, columns, files, annotations or {})
 
 
 def look_ups(path: Path, count: int) -> None:

@@ -93,6 +93,21 @@ for name in ("speechbrain", "huggingface"):
     assert "pip install 'featcache[huggingface]'" in huggingface
 
 
+def test_a_report_says_what_would_tell_more(tmp_path: Path) -> None:
+    program = f"""
+import numpy as np
+path = {str(tmp_path / "cache")!r}
+with featcache.CacheWriter(path, [featcache.FeatureStorageConfig("fbank")]) as writer:
+    writer.write("a", {{"fbank": np.arange(40.0).reshape(10, 4)}})
+featcache.inspect.report(path, {str(tmp_path / "report.html")!r})
+"""
+    run_without(EXTRAS, program)
+    page = (tmp_path / "report.html").read_text()
+    assert "pip install &#x27;featcache[zarr]&#x27;" in page
+    assert "float16 bytes of fbank" in page
+    assert "zstd of fbank" not in page
+
+
 @pytest.mark.parametrize(
     ("declared", "library", "extra"),
     [

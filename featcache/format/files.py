@@ -269,6 +269,11 @@ def remedy(cache: Path, path: str) -> str:
     if path.startswith("parts/"):
         part = str(cache / "/".join(path.split("/")[:2]))
         return f"put it back, or remove its part, {part!r}, to compute its utterances again"
+    if path.startswith("index-"):
+        return (
+            "put it back, or make it anew from the parts with featcache.store.repair(path) "
+            "(first with dry_run=True)"
+        )
     return "put it back, or remove featcache.json and write the cache again: what is sealed is kept"
 
 

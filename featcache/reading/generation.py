@@ -23,6 +23,7 @@ from featcache.errors import (
 from featcache.format.annotation_columns import Column, read_column
 from featcache.format.columns import ColumnFile, Strings
 from featcache.format.feature_sets import stored_sets
+from featcache.format.files import remedy
 from featcache.format.index import Index, read_index
 from featcache.format.manifest import Manifest, manifest_file, read_kept, read_manifest
 from featcache.interface import Ints
@@ -63,8 +64,7 @@ def opened_columns(
             newer = _manifest_of(path, name)
             if newer.write_id == manifest.write_id:
                 raise CacheError(
-                    f"cache {str(path)!r} lacks {error.filename!r}; put it back, or remove "
-                    "featcache.json and write the cache again: what is sealed is kept"
+                    f"cache {str(path)!r} lacks {error.filename!r}; {remedy(path, manifest.index)}"
                 ) from error
             manifest = newer
     with file.until_read(later=bool(manifest.annotations)):

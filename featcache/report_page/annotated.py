@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -199,7 +198,7 @@ AT_ONCE = 1 << 16
 
 
 def _characters_of(texts: Strings) -> Ints:
-    counts: NDArray[Any] = np.diff(texts.ends)
+    counts = np.diff(texts.ends)
     for begin in range(0, len(texts), AT_ONCE):
         ends = texts.ends[begin : begin + AT_ONCE + 1]
         data = texts.data[ends[0] : ends[-1]]

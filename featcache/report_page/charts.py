@@ -13,10 +13,12 @@ import struct
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from featcache.interface import Array, Ints
+from featcache.report_page.values import Floats
 
 
 class Html(str):
@@ -238,8 +240,8 @@ class Mark:
 def bars(
     title: str,
     description: str,
-    edges: NDArray[np.float64],
-    counts: Sequence[float] | NDArray[Any],
+    edges: Floats,
+    counts: Ints,
     axes: tuple[Axis, Axis],
     marks: Sequence[Mark] = (),
 ) -> Html:
@@ -268,8 +270,8 @@ def bars(
 def band(
     title: str,
     description: str,
-    at: NDArray[Any],
-    lines: tuple[NDArray[Any], NDArray[Any], NDArray[Any]],
+    at: Ints,
+    lines: tuple[Floats, Floats, Floats],
     axes: tuple[Axis, Axis],
 ) -> Html:
     """Draw a line within a band: `lines` are its lower end, the line, its upper end."""
@@ -318,7 +320,7 @@ NOT_FINITE = "#00b7c7"
 _ROWS, _COLUMNS = 96, 480
 
 
-def heat_map(values: NDArray[Any], low: float, high: float) -> tuple[str, int, int]:
+def heat_map(values: Floats, low: float, high: float) -> tuple[str, int, int]:
     """Return a PNG as a data URL, its width and its height.
 
     Args:
@@ -333,14 +335,14 @@ def heat_map(values: NDArray[Any], low: float, high: float) -> tuple[str, int, i
     return _png(colours), colours.shape[1], colours.shape[0]
 
 
-def picture(frames: NDArray[Any], low: float, high: float) -> tuple[str, int, int]:
+def picture(frames: Array, low: float, high: float) -> tuple[str, int, int]:
     """Return the heat map of an utterance, (frames, width): time to the right, dim 0 below."""
     return heat_map(_fitted(_fitted(frames, _COLUMNS).T, _ROWS)[::-1], low, high)
 
 
-def _fitted(values: NDArray[Any], most: int) -> NDArray[Any]:
+def _fitted(frames: Array | Floats, most: int) -> Floats:
     """Return the means of rows that follow each other, so many rows at most."""
-    values = values.astype(np.float64)
+    values: Floats = frames.astype(np.float64)
     if len(values) <= most:
         return values
     starts = np.arange(most) * len(values) // most
@@ -387,9 +389,7 @@ def image(url: str, alt: str, **attributes: object) -> Html:
     return element("img", src=url, alt=alt, **attributes)
 
 
-def field_of_bins(
-    title: str, description: str, bins: NDArray[np.int64], axes: tuple[Axis, Axis]
-) -> Html:
+def field_of_bins(title: str, description: str, bins: Ints, axes: tuple[Axis, Axis]) -> Html:
     """Draw numbers in two-dimensional bins, (up, across); empty ones stay empty."""
     x, y = axes
     with np.errstate(all="ignore"):

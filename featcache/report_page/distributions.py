@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.interface import Ints
 from featcache.report_page.annotated import Groups, Quantity, TextLengths
@@ -31,9 +29,10 @@ from featcache.report_page.facts import BUCKETS
 from featcache.report_page.lengths import BATCH, Histogram, LengthCounts, histogram, nice_edges
 from featcache.report_page.lengths import BUCKETS as BUCKET_NUMBERS
 from featcache.report_page.rules import odd_dims
-from featcache.report_page.values import FeatureValues
+from featcache.report_page.values import FeatureValues, Floats
 from featcache.report_page.view import (
     BARS,
+    IN_FULL,
     LENGTH_BINS,
     Child,
     View,
@@ -58,18 +57,36 @@ def lengths(view: View) -> Html:
     if not facts.lengths:
         return element("p", "No feature has frames: each utterance is one array of a fixed shape.")
     parts: list[Html] = []
-    seen: dict[bytes, str] = {}
+    alike: dict[bytes, list[str]] = {}
     for name, counts in facts.lengths.items():
         if not counts.utterances:
             parts.append(element("p", f"{name}: there are no utterances, so there are no lengths."))
             continue
-        key = counts.lengths.tobytes() + counts.counts.tobytes()
-        if key in seen:
-            parts.append(element("p", f"{name}: as many frames as {seen[key]}, length for length."))
-            continue
-        seen[key] = name
-        parts.append(_lengths_of(view, name, counts))
+        alike.setdefault(counts.lengths.tobytes() + counts.counts.tobytes(), []).append(name)
+    groups = list(alike.values())
+    for first, *others in groups[:IN_FULL]:
+        parts.append(_lengths_of(view, first, facts.lengths[first]))
+        if others:
+            names = ", ".join(others[:10]) + f" and {len(others) - 10:,} more" * (len(others) > 10)
+            parts.append(element("p", f"{names}: as many frames as {first}, length for length."))
+    if left := [name for names in groups[IN_FULL:] for name in names]:
+        heads = ["feature", "shortest", "median", "longest", "mean"]
+        rows = (_length_row(view, name, facts.lengths[name]) for name in left)
+        parts.append(_others(f"Lengths of {len(left):,} other features", heads, rows))
     return joined(*parts)
+
+
+def _others(title: str, heads: list[str], rows: Iterator[list[Child]]) -> Html:
+    """Return features that are not shown in full, one row each."""
+    inner = table(heads, rows, label=title, sorts=True)
+    return element("div", element("h3", title), element("div", inner, class_="high"))
+
+
+def _length_row(view: View, name: str, counts: LengthCounts) -> list[Child]:
+    row: list[Child] = [element("code", name)]
+    for what in ("shortest", "median", "longest"):
+        row.append(number(counts.quantile(SHARES[what]), view.named(f"{name} {what}")))
+    return [*row, number(counts.frames / counts.utterances, view.named(f"{name} mean"))]
 
 
 def _lengths_of(view: View, name: str, counts: LengthCounts) -> Html:
@@ -191,8 +208,37 @@ def _keyword(name: str, value: str) -> str:
 
 
 def values(view: View) -> Html:
-    """Return charts of values by dim, and of tokens."""
-    return joined(*(_values_of(view, each) for each in view.facts.values))
+    """Return charts of values by dim, and of tokens; of many features, one row each."""
+    found = view.facts.values
+    full = found if len(found) <= IN_FULL else _to_show(found)
+    parts = [_values_of(view, each) for each in full]
+    if left := [each for each in found if not any(each is one for one in full)]:
+        heads = ["feature", "mean", "deviation", "least", "largest", "not finite", "odd dims"]
+        rows = (_value_row(view, each) for each in left)
+        parts += [_others(f"Values of {len(left):,} other features", heads, rows)]
+        parts += [view.sampled()]
+    return joined(*parts)
+
+
+def _to_show(found: Sequence[FeatureValues]) -> list[FeatureValues]:
+    """Return features to show in full: those with odd dims before others."""
+    order = sorted(found, key=lambda each: not odd_dims(each))[:IN_FULL]
+    return [each for each in found if any(each is one for one in order)]
+
+
+def _value_row(view: View, found: FeatureValues) -> list[Child]:
+    u, name = found.utterances, found.name
+    ends: list[Child] = ["-", "-"]
+    if np.isfinite(u.least).any():
+        values = float(np.nanmin(u.least)), float(np.nanmax(u.most))
+        ends = [number(value, view.named(f"{name} {what}"))
+                for value, what in zip(values, ("least", "largest"), strict=True)]  # fmt: skip
+    flat = np.asarray(found.frames, np.float64)
+    middle: list[Child] = ["-", "-"]
+    if flat.size:
+        middle = [number(float(flat.mean())), number(float(flat.std()))]
+    bad = number(int(u.not_finite.sum()), view.named(f"{name} not finite"))
+    return [element("code", name), *middle, *ends, bad, number(len(odd_dims(found)))]
 
 
 def _values_of(view: View, found: FeatureValues) -> Html:
@@ -274,7 +320,7 @@ def _band(view: View, found: FeatureValues) -> list[Html]:
     return [line, chart, as_table("mean and deviation by dim", inner)]
 
 
-def _points(mean: NDArray[Any], std: NDArray[Any]) -> tuple[Any, Any, Any, Any, int]:
+def _points(mean: Floats, std: Floats) -> tuple[Ints, Floats, Floats, Floats, int]:
     """Return dims, lower end, line and upper end, so many dims a point that they are few."""
     each = -(-len(mean) // MOST_POINTS)
     starts = np.arange(0, len(mean), each)
@@ -340,7 +386,7 @@ def _tokens(view: View, found: FeatureValues) -> Html:
 
 
 def _token_charts(
-    name: str, said: str, first: str, covered: NDArray[Any], counts: Ints
+    name: str, said: str, first: str, covered: Floats, counts: Ints
 ) -> tuple[Html, Html]:
     """Return the bars of the most frequent tokens, and the curve of coverage."""
     some = counts[:MOST_TOKENS]

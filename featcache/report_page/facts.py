@@ -28,6 +28,7 @@ from featcache.tables.selection import Selection
 from featcache.tables.table import FeatureTable
 
 MOST_IDS = 100  # of a finding
+MOST_NAMES = 5
 BUCKETS = 8
 MUCH_PADDING = 0.2
 TOLD_AFTER_S = 10  # of reading, a bar
@@ -62,7 +63,7 @@ class FeatureFacts:
 
     name: str
     dtype: str
-    dims: tuple[int, ...]
+    dims: tuple[int, ...] | None  # None: no array told yet
     has_frames: bool
     backend: str
     codec: str
@@ -74,6 +75,8 @@ class FeatureFacts:
     @property
     def shape(self) -> str:
         """The shape of its arrays in words."""
+        if self.dims is None:
+            return "unknown"
         axes = ["frames"] * self.has_frames + [f"{size:,}" for size in self.dims]
         return f"({', '.join(axes)}{',' if len(axes) == 1 else ''})"
 
@@ -163,9 +166,10 @@ def _checking(opened: Generation) -> tuple[Generation, bool]:
 
 def _feature(opened: Generation, name: str) -> FeatureFacts:
     declared, columns = opened.manifest.features[name], opened.index.features[name]
-    dims = opened.manifest.dims.get(name, ())
+    known = opened.manifest.dims.get(name, declared.get("dims"))
+    dims = None if known is None else tuple(known)
     frames = int(columns.rows.sum())
-    raw = frames * storage_dtype(declared["dtype"]).itemsize * math.prod(dims)
+    raw = frames * storage_dtype(declared["dtype"]).itemsize * math.prod(dims or ())
     return FeatureFacts(
         name,
         declared["dtype"],
@@ -187,7 +191,7 @@ def _rank(feature: FeatureFacts) -> tuple[bool, bool]:
 
 def _raw(opened: Generation, feature: FeatureFacts, rows: Ints) -> int:
     frames = int(opened.index.features[feature.name].rows[rows].sum())
-    return frames * storage_dtype(feature.dtype).itemsize * math.prod(feature.dims)
+    return frames * storage_dtype(feature.dtype).itemsize * math.prod(feature.dims or ())
 
 
 def _hours(features: Iterable[FeatureFacts], annotations: Annotations) -> tuple[float | None, str]:
@@ -254,7 +258,8 @@ def _of_utterances(facts: CacheFacts) -> Iterator[Finding]:
         if mine:
             count = len(np.unique(np.concatenate([each.rows for each in mine])))
             ids = tuple(facts.table.id(row) for row in rows[:MOST_IDS])
-            of = ", ".join(dict.fromkeys(each.feature for each in mine))
+            names = list(dict.fromkeys(each.feature for each in mine))
+            of = ", ".join(names[:MOST_NAMES]) + ", ..." * (len(names) > MOST_NAMES)
             said = f"{text.format(_count(count))} ({of}){_among(facts) if kind in READ else ''}"
             yield Finding(kind, count, ids, said, level, "odd")
     if not facts.oddities and len(facts.table):
@@ -269,7 +274,7 @@ def _of_dims(facts: CacheFacts) -> Iterator[Finding]:
         for kind, level in (("dead", "fault"), ("loud", "look"), ("clipped", "look")):
             dims = [dim for dim, said in odd_dims(each) if said.startswith(kind)]
             if dims:
-                some = ", ".join(map(str, dims[:5])) + ", ..." * (len(dims) > 5)
+                some = ", ".join(map(str, dims[:MOST_NAMES])) + ", ..." * (len(dims) > MOST_NAMES)
                 what = f"{len(dims)} {kind} dimension{'s' * (len(dims) > 1)} of {each.name}: {some}"
                 yield Finding(f"{kind} dims", len(dims), (), what + among, level, "values")
     if counted and not any(map(odd_dims, counted)):

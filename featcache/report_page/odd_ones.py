@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from featcache.interface import Array
 from featcache.report_page.charts import (
     Axis,
     Html,
@@ -211,7 +210,7 @@ def _cards(view: View, shown: Sequence[Shown]) -> Iterator[Html]:
         )
 
 
-def _drawn(frames: NDArray[Any], values: FeatureValues, alt: str, style: str) -> Html:
+def _drawn(frames: Array, values: FeatureValues, alt: str, style: str) -> Html:
     """Return the picture on the scale of the cache, and on its own, of which one is seen."""
     if frames.shape[1] == 1:
         return _drawn_line(frames[:, 0], values, alt, style)
@@ -225,8 +224,8 @@ def _drawn(frames: NDArray[Any], values: FeatureValues, alt: str, style: str) ->
     )
 
 
-def _drawn_line(numbers: NDArray[Any], values: FeatureValues, alt: str, style: str) -> Html:
-    numbers = np.asarray(numbers, np.float64)
+def _drawn_line(frames: Array, values: FeatureValues, alt: str, style: str) -> Html:
+    numbers = np.asarray(frames, np.float64)
     step = max(len(numbers) // 480, 1)
     some = numbers[::step]
     finite = some[np.isfinite(some)]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from featcache.report_page import distributions, odd_ones, sections
+from featcache.report_page import distributions, odd_ones, sections, storage
 from featcache.report_page.charts import Html, element, joined, nbytes, number, percent_text
 from featcache.report_page.facts import CacheFacts, Finding, differences_of, findings
 from featcache.report_page.values import Sample
@@ -154,7 +154,8 @@ def _sections(
          lambda view: odd_ones.odd(view, rows[view.place], pictures, seed)),
         ("annotations", "Who and what", "Who dominates, and whether texts fit their lengths.",
          distributions.who_and_what),
-        ("storage", "Storage", "Where the bytes are.", sections.storage),
+        ("storage", "Storage", "Where the bytes are, and what other ways would take.",
+         storage.storage),
         ("made-from", "Made from",
          "What makes it stale where it changes, and what explains it.", sections.made_from),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Sections on a cache as a whole: tiles, what to look at first, origin, storage, makings."""
+"""Sections on a cache as a whole: tiles, what to look at first, origin, makings."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from typing import cast
 
 from featcache.report_page.charts import (
     Html,
-    bar_in_cell,
     element,
     hours_text,
     joined,
     nbytes,
     number,
-    percent,
 )
 from featcache.report_page.facts import FeatureFacts, Finding
 from featcache.report_page.rules import RULES
-from featcache.report_page.view import BARS, Child, View, day, facts_list, python, table
+from featcache.report_page.view import Child, View, day, facts_list, python, table
 
 # Tiles, and what to look at first.
 
@@ -64,6 +62,8 @@ def tiles(view: View) -> Html:
 
 def _frame_shape(feature: FeatureFacts) -> str:
     """Return the shape of a frame in words."""
+    if feature.dims is None:
+        return "unknown"
     if not feature.dims:
         return "1 number"
     return f"{' x '.join(f'{size:,}' for size in feature.dims)} dims"
@@ -145,42 +145,7 @@ def _failed(view: View) -> Html:
     return joined(counted, ": ", element("code", some))
 
 
-# Storage, what it was made from, and how the page was made.
-
-
-def storage(view: View) -> Html:
-    """Return the bytes of each feature, and what other dtypes would take."""
-    facts, rows = view.facts, []
-    most = max((each.stored for each in facts.features), default=0) or 1
-    for each in facts.features:
-        half = each.raw // 2 if each.dtype == "float32" else each.raw // 4
-        smaller = (
-            nbytes(half, view.named(f"float16 bytes of {each.name}"))
-            if each.dtype in ("float32", "float64")
-            else "-"
-        )
-        ratio = each.stored / each.raw if each.raw else 1.0
-        rows.append(
-            (element("code", each.name), each.shape, each.dtype, each.backend, each.codec,
-             nbytes(each.stored, view.named(f"bytes of {each.name}")),
-             percent(ratio, view.named(f"share of {each.name}")), smaller,
-             bar_in_cell(each.stored / most))
-        )  # fmt: skip
-    heads = ["feature", "shape", "dtype", "format", "codec", "stored", "of raw", "as float16", BARS]
-    stored = sum(each.stored for each in facts.features)
-    pairs: list[tuple[str, Child]] = [
-        ("files", [number(facts.containers, view.named("files")), " in ",
-                   number(facts.parts, view.named("parts")),
-                   f" part{'s' * (facts.parts != 1)}, ",
-                   nbytes(facts.files, view.named("bytes of files"))]),
-        ("beside arrays", [nbytes(max(facts.files - stored, 0), view.named("bytes beside")),
-                           " of headers, padding, and utterances that were deleted"]),
-    ]  # fmt: skip
-    return joined(
-        table(heads, rows, label="bytes by feature", sorts=True),
-        facts_list(pairs),
-        python(f"featcache.inspect.estimate({facts.path!r})"),
-    )
+# What it was made from, and how the page was made.
 
 
 def made_from(view: View) -> Html:

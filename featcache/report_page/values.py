@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from featcache._checks import whole_number
 from featcache.errors import CorruptCacheError, FeatcacheError, KeyNotFoundError
 from featcache.format.index import FeatureColumns
-from featcache.interface import Ints
+from featcache.interface import Array, Ints
 from featcache.reading.feature_arrays import FeatureArrays
 from featcache.reading.generation import Generation
 from featcache.stats import FeatureStats
@@ -24,6 +24,7 @@ from featcache.tables.selection import frames_of, pieces
 from featcache.tables.table import FeatureTable
 
 Floats = NDArray[np.float64]
+Reals = NDArray[np.floating]
 Sample = int | Literal["all"] | None
 Tick = Callable[[int], object]  # is told of bytes that were read
 
@@ -150,7 +151,7 @@ class FeatureValues:
     stats: FeatureStats | None  # of each dim; None for tokens, and where nothing was read
     stats_are_whole: bool  # of all frames of the cache, also where a sample is read
     tokens: Tokens | None
-    frames: NDArray[Any]  # some, evenly spread over those that were drawn, (number, width)
+    frames: Reals  # some, evenly spread over those that were drawn, (number, width)
     scale: tuple[float, float] = (0.0, 1.0)  # 1st and 99th percentile of these
 
     @property
@@ -206,7 +207,7 @@ class _Pass:
     step: int = 1
     tokens: _TokenCounts | None = None
     parts: list[UtteranceValues] = field(default_factory=list)
-    spread: list[NDArray[Any]] = field(default_factory=list)
+    spread: list[Array] = field(default_factory=list)
     damaged: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -238,9 +239,7 @@ class _Pass:
                 self._take(frames, named[here], lengths[here], whole)
             self.tick(int(lengths[piece].sum()) * frame_bytes)
 
-    def _frames(
-        self, rows: Ints, named: Ints, lengths: Ints
-    ) -> Iterator[tuple[slice, NDArray[Any]]]:
+    def _frames(self, rows: Ints, named: Ints, lengths: Ints) -> Iterator[tuple[slice, Array]]:
         """Yield the frames of rows, at once; where some cannot be read, those of each other row."""
         try:
             yield slice(0, len(rows)), frames_of(self.arrays, rows, np.zeros_like(rows), lengths)
@@ -256,13 +255,13 @@ class _Pass:
             else:
                 yield one, frames
 
-    def _take(self, frames: NDArray[Any], named: Ints, lengths: Ints, whole: bool) -> None:
+    def _take(self, frames: Array, named: Ints, lengths: Ints, whole: bool) -> None:
         flat = frames.reshape(len(frames), self.width)
         if self.tokens is not None and not self.tokens.add(flat, whole):
             self.tokens = None
         if self.shift is None:
             with np.errstate(all="ignore"):
-                mean = float(np.mean(flat, dtype=np.float64))
+                mean = float(flat.astype(np.float64).mean())
             self.shift = mean if math.isfinite(mean) else 0.0
         values = _measured(flat, named, lengths, self.shift)
         self.parts.append(values)
@@ -299,7 +298,7 @@ class _Pass:
         )
 
 
-def _measured(frames: NDArray[Any], rows: Ints, lengths: Ints, shift: float) -> UtteranceValues:
+def _measured(frames: Array, rows: Ints, lengths: Ints, shift: float) -> UtteranceValues:
     """Return numbers of utterances whose frames, (frames, width), follow each other."""
     found = UtteranceValues.empty(rows, lengths)
     x, width = _as_floats(frames), frames.shape[1]
@@ -332,9 +331,7 @@ def _measured(frames: NDArray[Any], rows: Ints, lengths: Ints, shift: float) -> 
     return found
 
 
-def _equal_frames(
-    x: NDArray[Any], low: NDArray[Any], high: NDArray[Any], starts: Ints, found: UtteranceValues
-) -> None:
+def _equal_frames(x: Reals, low: Reals, high: Reals, starts: Ints, found: UtteranceValues) -> None:
     """Count the equal frames in a row of each utterance."""
     equal = np.zeros(len(x), np.bool_)  # to the frame before
     equal[1:] = (low[1:] == low[:-1]) & (high[1:] == high[:-1])
@@ -352,7 +349,7 @@ def _equal_frames(
 LARGE = 1e15  # whose squares float32 cannot hold well
 
 
-def _as_floats(frames: NDArray[Any]) -> NDArray[Any]:
+def _as_floats(frames: Array) -> Reals:
     """Return a copy as float32, or float64 where that is needed."""
     if frames.dtype.kind != "f" or frames.dtype.itemsize == 8:
         return frames.astype(np.float64)
@@ -370,7 +367,7 @@ class _TokenCounts:
     def __init__(self) -> None:
         self._counts = np.zeros(0, np.int64)
 
-    def add(self, frames: NDArray[Any], whole: bool) -> bool:
+    def add(self, frames: Array, whole: bool) -> bool:
         """Count; False where these are no tokens, but quantities."""
         flat = frames.reshape(-1)
         if not (int(flat.min()) >= 0 and int(flat.max()) < MOST_TOKENS):
@@ -387,7 +384,7 @@ class _TokenCounts:
         return Tokens(values, self._counts[values])
 
 
-def read_one(opened: Generation, feature: str, row: int) -> NDArray[Any] | None:
+def read_one(opened: Generation, feature: str, row: int) -> Array | None:
     """Return the frames of a row, (frames, width); None where they cannot be read."""
     source, rows = opened.in_set(feature, np.array([row]))
     arrays = source.arrays(feature)

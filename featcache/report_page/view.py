@@ -15,6 +15,7 @@ from featcache.report_page.facts import CacheFacts
 from featcache.report_page.lengths import LengthCounts, histogram, nice_edges
 
 LENGTH_BINS = 64
+IN_FULL = 12  # features; of more, one row each
 LONG_TAIL = 3  # times the 98th percentile, where the histogram ends at 1.5 times that
 Child = str | Iterable[str]
 MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]

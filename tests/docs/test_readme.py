@@ -12,7 +12,7 @@ import pytest
 from places import ROOT
 
 TEXT = (ROOT / "README.md").read_text()
-PICTURE = ROOT / "docs" / "pictures" / "from-features-to-batches.svg"
+PICTURES = sorted(ROOT.glob("docs/pictures/*.svg"))
 
 
 def run_the_lines(folder: Path) -> str:
@@ -52,9 +52,31 @@ def test_its_speeds_are_those_of_the_results(name: str, warm: str, cold: str) ->
     assert measured == [warm, cold] if cold else measured == [warm]
 
 
-def test_its_picture_is_for_light_and_dark_and_asks_nobody() -> None:
-    drawn = ET.parse(PICTURE).getroot()
-    assert (drawn.get("width"), drawn.get("height")) == ("720", "180")
-    text = PICTURE.read_text()
+def test_figures_of_the_page_on_speed_are_those_of_the_results() -> None:
+    page = (ROOT / "docs" / "explanation" / "speed.md").read_text()
+    results = (ROOT / "benchmarks" / "RESULTS.md").read_text()
+    (batches,) = re.findall(r"^## How fast do padded batches .*?(?=^## )", results, re.M | re.S)
+    warm, cold = batches.split("\ncold: ")
+    told = [re.findall(r"^\| (.*?) \| ([\d.]+) \|$", each, re.M)
+            for each in page.split("## When the files are not in memory")]  # fmt: skip
+    assert [len(each) for each in told] == [7, 5]
+    for rows, measured in zip(told, (warm, cold), strict=True):
+        for name, figure in rows:
+            assert re.search(rf"^{re.escape(name)} +{re.escape(figure)} ", measured, re.M), name
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
+def test_its_pictures_are_for_light_and_dark_and_ask_nobody(picture: Path) -> None:
+    drawn = ET.parse(picture).getroot()
+    assert float(drawn.get("width") or 0) <= 1100
+    text = picture.read_text()
     assert "prefers-color-scheme: dark" in text
     assert not re.search(r"href|url\(|@import|<script", text)
+
+
+def test_all_pictures_are_there_in_light_and_dark_and_small() -> None:
+    shown = re.findall(r"docs/pictures/[\w.-]+", TEXT)
+    assert {*shown} == {str(path.relative_to(ROOT)) for path in ROOT.glob("docs/pictures/*")}
+    for path in shown:
+        assert (ROOT / path).stat().st_size < 150_000
+        assert path.replace("-light.png", "-dark.png") in shown

@@ -134,6 +134,42 @@ def test_an_array_an_utterance_without_frames(tmp_path: Path) -> None:
     assert "No feature has frames" in page.words
 
 
+def test_of_many_features_a_few_are_shown_in_full_and_all_have_their_numbers(
+    tmp_path: Path,
+) -> None:
+    random = np.random.default_rng(0)
+    names = [f"layer-{number:02}" for number in range(40)]
+    arrays = [
+        {name: random.normal(size=(20 + row + at, 4)) for at, name in enumerate(names)}
+        for row in range(5)
+    ]
+    for each in arrays:
+        each["layer-33"][:, 2] = 1  # is dead, so it is shown
+    features = [FeatureStorageConfig(name, dims=[4]) for name in names]
+    with CacheWriter(tmp_path / "cache", features) as writer:
+        for row, each in enumerate(arrays):
+            writer.write(f"u{row}", each)
+    _, page = report(tmp_path / "report.html", tmp_path / "cache")
+    for what in ("Lengths", "Values"):
+        full = re.findall(rf"{what} of (layer-\d\d)(?!\d)", page.words)
+        assert 12 <= len(set(full)) < 20
+        assert f"{what} of 28 other features" in page.words
+        assert what == "Lengths" or "layer-33" in full
+    for at, name in enumerate(names):
+        every = np.concatenate([each[name] for each in arrays])
+        assert page.numbers[f"{name} longest"] == 24 + at
+        assert page.numbers[f"{name} largest"] == pytest.approx(every.max())
+        assert page.numbers[f"bytes of {name}"] == every.size * 4
+
+
+def test_a_cache_that_no_array_told_its_dims(tmp_path: Path) -> None:
+    for name, dims, said in (("told", [80], "80 dims"), ("not", None, "unknown")):
+        CacheWriter(tmp_path / name, [FeatureStorageConfig("fbank", dims=dims)]).close()
+        _, page = report(tmp_path / "report.html", tmp_path / name)
+        assert said in page.words
+        assert "1 number" not in page.words
+
+
 def test_damaged_arrays_are_told_and_the_others_are_read(tmp_path: Path) -> None:
     made = utterances()
     cache = write(tmp_path / "cache", made)

@@ -19,6 +19,7 @@ from report_caches import (
 )
 
 import featcache
+from featcache.registry import get_codec
 from featcache.report_page.facts import facts_of
 
 BATCH = 32
@@ -79,12 +80,22 @@ def test_tiles_and_storage(page: Page, made: dict[str, Utterance], cache: Path) 
         "share of fbank": 1,
         "share of units": 1,
         "float16 bytes of fbank": sizes["fbank"] / 2,
+        "zstd of fbank": compressed(made, "fbank", np.float32),
+        "float16 zstd of fbank": compressed(made, "fbank", np.float16),
+        "zstd of units": compressed(made, "units", np.uint8),
         "files": len(files),
         "parts": 1,
         "bytes of files": sum(file.stat().st_size for file in files),
         "bytes beside": sum(file.stat().st_size for file in files) - sum(sizes.values()),
     }
     assert {name: page.numbers[name] for name in expected} == pytest.approx(expected)
+
+
+def compressed(made: dict[str, Utterance], name: str, dtype: type[np.generic]) -> int:
+    """Bytes of all arrays, each by itself, with zstd at its usual level."""
+    codec = get_codec("zstd")()
+    arrays = [getattr(each, name).astype(dtype) for each in made.values()]
+    return sum(len(codec.encode(array)) for array in arrays if array.size)
 
 
 def test_lengths_and_padding(page: Page, made: dict[str, Utterance]) -> None:
@@ -257,8 +268,8 @@ def test_findings_name_the_utterances_that_the_rules_name(
 def test_every_number_has_a_name_that_a_test_knows(page: Page, made: dict[str, Utterance]) -> None:
     """But for numbers of dims and tokens, which are the names of rows."""
     assert all(value == int(value) and 0 <= value < 256 for value in page.unnamed)
-    known = ("fbank ", "units ", "bytes", "float16 ", "share of ", "speaker ", "snr ", "text ",
-             "frames of ", "values of ")  # fmt: skip
+    known = ("fbank ", "units ", "bytes", "float16 ", "zstd ", "share of ", "speaker ", "snr ",
+             "text ", "frames of ", "values of ")  # fmt: skip
     alone = {"utterances", "hours", "generation", "expected", "missing", "failed", "odd", "files",
              "parts"}  # fmt: skip
     others = {name for name in page.numbers if not name.startswith(known)}
@@ -284,6 +295,7 @@ def test_a_sample_says_so_beside_each_figure(tmp_path: Path) -> None:
     assert page.words.count("from 50 of 200 utterances") >= 5
     assert "no utterance is odd, among 50 that were read" in page.words
     assert page.numbers["utterances"] == 200
+    assert "≈" in page.words  # bytes with zstd
     lengths = [len(each.fbank) for each in made.values()]
     assert page.numbers["fbank longest"] == max(lengths)
     assert page.numbers["fbank mean"] == pytest.approx(np.mean(lengths))

@@ -99,14 +99,19 @@ def test_a_container_that_shrinks_while_it_is_read_is_an_error_without_mapping(
         cache.read(id_of(4), "fbank")
 
 
-def test_an_index_that_is_gone_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gone", [True, False])
+def test_an_index_that_is_gone_or_damaged_is_named_and_made_anew(
+    tmp_path: Path, gone: bool
+) -> None:
     make_cache(tmp_path, range(3))
-    index = featcache.open(tmp_path).opened.manifest.index
-    (tmp_path / index).unlink()
-    with pytest.raises(
-        CacheError, match=rf"lacks '.*{index}'.*put it back, or remove featcache.json"
-    ):
-        featcache.open(tmp_path)
+    index = tmp_path / featcache.open(tmp_path).opened.manifest.index
+    data = index.read_bytes()
+    index.unlink() if gone else index.write_bytes(data[:-9] + bytes(9))
+    for look in (featcache.open, featcache.inspect.made_from):
+        with pytest.raises(CacheError, match=rf"{index.name}.*featcache.store.repair\(path\)"):
+            look(tmp_path)
+    assert featcache.store.repair(tmp_path).lost == ()
+    assert len(featcache.open(tmp_path, verify="arrays")) == 3
 
 
 @pytest.fixture
