@@ -140,8 +140,8 @@ def main(utterances: int, rounds: int) -> None:
     print(about)
     print(
         f"{utterances} utterances of {WHOLE[0]} to {WHOLE[1]} frames x {MELS} float32, random "
-        f"ones, all read before; a process each, in turns\nmedian of {rounds} rounds of {READS} reads, "
-        f"{HELD} arrays held at a time and then dropped; and each dropped at once"
+        "ones, all read before; a process each, in turns\n"
+        f"median of {rounds} rounds of {READS} reads, {HELD} arrays held at a time and then dropped; and each dropped at once"
     )
     print(f"{'':38}{'us held':>9}{'quartiles':>16}{'x first':>9}{'us at once':>12}{'own MB':>9}")
     firsts: dict[str, float] = {}

@@ -1,8 +1,8 @@
 """What a `FeatureLoader` costs beside the steps of training, by the number of its threads.
 
 A step does nothing, sleeps as one does that waits for a GPU, keeps a processor busy within torch,
-or within Python, each for 5 ms. Measured is the time of an epoch less that of its steps alone, and how
-long the loop waited for a batch. All in turns; medians over the rounds.
+or within Python, each for 5 ms. Measured is the time of an epoch less that of its steps alone, and
+how long the loop waited for a batch. All in turns; medians over the rounds.
 
     python benchmarks/steps.py [--utterances 3000] [--rounds 7]
 """
