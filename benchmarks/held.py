@@ -141,7 +141,8 @@ def main(utterances: int, rounds: int) -> None:
     print(
         f"{utterances} utterances of {WHOLE[0]} to {WHOLE[1]} frames x {MELS} float32, random "
         "ones, all read before; a process each, in turns\n"
-        f"median of {rounds} rounds of {READS} reads, {HELD} arrays held at a time and then dropped; and each dropped at once"
+        f"median of {rounds} rounds of {READS} reads, {HELD} arrays held at a time and "
+        "then dropped; and each dropped at once"
     )
     print(f"{'':38}{'us held':>9}{'quartiles':>16}{'x first':>9}{'us at once':>12}{'own MB':>9}")
     firsts: dict[str, float] = {}
