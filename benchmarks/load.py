@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from ours import limits, ours
 from page_cache import evict
 from peers import peers
+from streamers import installed, streamers, write_streamers
 
 BATCH = 32
 DOUBTFUL = 1.5  # times the fastest limit: what is faster was not measured rightly
@@ -98,13 +99,14 @@ def main(
     warnings.filterwarnings("ignore")  # the peers' own
     with tempfile.TemporaryDirectory(prefix="featcache-bench-", dir=directory) as name:
         root = Path(name)
-        about = describe(root, *PACKAGES)
+        about = describe(root, *PACKAGES, *installed())
         arrays = write(root, utterances)
         lengths = [len(array) for array in arrays]
         methods = [
             *limits(root, arrays),
             *ours(root),
             *peers(root, corpus.make_ids(utterances), lengths),
+            *streamers(root),
         ]
         random = np.random.default_rng(1)
         orders = [random.permutation(utterances) for _ in range(max(warm, cold))]
@@ -158,6 +160,7 @@ def write(root: Path, count: int) -> list[corpus.Floats]:
     corpus.write_arrow(root, ids, arrays)
     corpus.write_files(root, ids, arrays)
     corpus.write_zarr(root, arrays)
+    write_streamers(root, arrays)
     return arrays
 
 

@@ -18,7 +18,9 @@ import click
 HERE = Path(__file__).parent
 QUESTIONS = {
     "read": "How long does one random read of a whole utterance take?",
+    "held": "How long does a read take whose array is held while others are read?",
     "load": "How fast do padded batches of random utterances come?",
+    "steps": "What does a FeatureLoader cost beside a step of training?",
     "scale": "What do ten million utterances cost?",
     "views": "What do views of ten million utterances cost?",
     "samplers": "How long do batch samplers take to make?",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import logging
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -18,7 +20,15 @@ from featcache._checks import named_settings, number_in_state, whole_number
 from featcache._recycled import MOST_BYTES, RecycledMemory
 from featcache.errors import ConfigError, StateError
 from featcache.loading.batches import Item
-from featcache.loading.dataset import BatchPlan, Dtype, FeatureDataset, Index, Transform, dataset_of
+from featcache.loading.dataset import (
+    BatchPlan,
+    Dtype,
+    FeatureDataset,
+    Index,
+    Transform,
+    dataset_of,
+    key_and_part,
+)
 from featcache.loading.layouts import Batch, Layout, Padded
 from featcache.loading.memory import (
     Allocate,
@@ -28,7 +38,7 @@ from featcache.loading.memory import (
     recycled,
     usable_device,
 )
-from featcache.loading.prefetch import Job, Plan, Prefetch
+from featcache.loading.prefetch import Handed, Plan, Planned, Prefetch
 from featcache.reading.opening import CachePath
 from featcache.samplers.epoch import EpochSampler, Iteration
 from featcache.samplers.order import VERSION, check_version
@@ -37,6 +47,7 @@ from featcache.tables.table import FeatureTable
 
 # Place of a loader within its epochs: counts batches that it delivered, not those read ahead.
 
+_log = logging.getLogger("featcache")
 LoaderState = Mapping[str, object]
 IndexBatches = Iterable[Sequence[Index]]
 
@@ -93,14 +104,51 @@ class Position:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the iteration that was begun last."""
-        return self._epoch
+        """The epoch of the iteration that was begun last, or that was chosen since."""
+        return self._sampler.epoch if isinstance(self._sampler, EpochSampler) else self._epoch
 
     def deliver(self) -> None:
         """Count a batch that is handed on."""
         self._delivered += 1
         if self._iteration is not None:
             self._iteration.delivered = self._delivered
+
+    @property
+    def step(self) -> int:
+        """Batches of the epoch that are done with, those before a resume among them."""
+        before = self._start
+        if isinstance(self._sampler, EpochSampler):
+            before = self._sampler.steps_before
+        return before + self._delivered
+
+    def batch(self, step: int) -> Sequence[Index]:
+        """Return the batch of a step of the epoch, whether or not it was delivered."""
+        if isinstance(self._sampler, EpochSampler):
+            return self._sampler.batch(step)
+        if not isinstance(self._sampler, Sequence):
+            raise ConfigError(
+                f"a {type(self._sampler).__name__} gives its batches one after the other; those of "
+                "a list, and of the samplers of featcache.samplers, can be looked at before"
+            )
+        if whole_number("step", step, 0) >= len(self._sampler):
+            raise ConfigError(f"there are {len(self._sampler)} steps, and no step {step}")
+        return cast(Sequence[Sequence[Index]], self._sampler)[step]
+
+    def seek(self, step: int) -> None:
+        """Begin the next iteration at a step of the epoch."""
+        if isinstance(self._sampler, EpochSampler):
+            self._sampler.seek(step)
+            self._delivered = 0
+            return
+        if isinstance(self._sampler, SupportsState):
+            raise ConfigError(
+                f"a {type(self._sampler).__name__} knows its place itself; load a state of it"
+            )
+        self._follow()
+        number, count = whole_number("step", step, 0), self._count()
+        if count is not None and number > count:
+            raise ConfigError(f"there are {count} steps, and no step {number}")
+        self._start, self._delivered, self._ended = number, 0, False
 
     def end(self) -> None:
         """Note that the iteration came to its end."""
@@ -232,12 +280,17 @@ class FeatureLoader(Generic[T]):
         collate: makes of each batch what the loop gets, in the reading threads, e.g.
             `featcache.interop.speechbrain.padded_batch`.
         threads: number of batches that are read side by side; 0 reads each when it is asked for.
+            One is enough for what is mapped from a local disk: more take the interpreter's lock
+            from each other and from the loop. Codecs, a `transform`, network file systems and
+            `mapped=False` may want more, a loop that computes in Python alone none.
         prefetch_bytes: most bytes of the batches that are read ahead and wait.
         pin_memory: read into memory that a GPU can copy from while the CPU goes on; by default for
             a CUDA `device`.
         device: copies the tensors there, one batch ahead, asynchronously from pinned memory.
         allow_incomplete: also read caches that their writer has not finished; else these are
             refused.
+        watchdog_s: warns, in the log, of a batch that the loop has waited for so long, and names
+            the file and the place in it that is being read.
 
     An iteration that came to its end is followed by the next epoch, one that was left before by the
     same again, unless `set_epoch` chooses. After each epoch `waited_s` tells how many seconds the
@@ -267,11 +320,12 @@ class FeatureLoader(Generic[T]):
         layout: str | Layout | None = None,
         arrays: Literal["torch", "numpy"] = "torch",
         collate: Callable[[Batch], T] | None = None,
-        threads: int = 2,
+        threads: int = 1,
         prefetch_bytes: int = 256 << 20,
         pin_memory: bool | None = None,
         device: torch.device | str | None = None,
         allow_incomplete: bool = False,
+        watchdog_s: float | None = None,
     ) -> None:
         pad_to = getattr(batch_sampler, "pad_to", None)
         dataset = dataset_of(source)
@@ -307,6 +361,8 @@ class FeatureLoader(Generic[T]):
             )
         if threads < 0 or prefetch_bytes < 0:
             raise ConfigError(f"{threads=}, {prefetch_bytes=}: neither can be negative")
+        if watchdog_s is not None and not watchdog_s > 0:
+            raise ConfigError(f"watchdog_s must be a number of seconds above 0, not {watchdog_s!r}")
         if batch_sampler is None:
             batch_sampler = _plain_sampler(dataset, batch_size, shuffle, seed, drop_last)
         elif (batch_size, shuffle, seed, drop_last) != (None, None, None, None):
@@ -336,7 +392,10 @@ class FeatureLoader(Generic[T]):
         # of what waits as much as of what was used, and of that as much again to be used next
         memory = RecycledMemory(2 * prefetch_bytes + MOST_BYTES)
         self._allocate: Allocate = pinned if pin else partial(recycled, memory)
+        self._watchdog_s = watchdog_s
         self._running: weakref.WeakSet[Prefetch[T]] = weakref.WeakSet()
+        self._last, self._began = Handed(), time.perf_counter()  # of the last iteration
+        self._ahead: weakref.WeakMethod[Callable[[], tuple[int, int]]] | None = None
 
     @property
     def sampler(self) -> FeatureLoader[T]:
@@ -369,8 +428,13 @@ class FeatureLoader(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         self.waited_s = 0.0
-        prefetch = Prefetch(self._plans(), self._threads, self._prefetch_bytes)
+        watch = None if self._watchdog_s is None else self._tell_slow
+        prefetch = Prefetch(
+            self._plans(), self._threads, self._prefetch_bytes, self._watchdog_s, watch
+        )
         self._running.add(prefetch)
+        self._last, self._began = prefetch.handed, time.perf_counter()
+        self._ahead = weakref.WeakMethod(prefetch.ahead)
         batches = prefetch if self._device is None else on_device(prefetch, self._device)
         try:
             while True:
@@ -389,7 +453,7 @@ class FeatureLoader(Generic[T]):
         return f"<FeatureLoader: batches of {self.dataset!r} from {self.batch_sampler!r:.100}>"
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_running": None}
+        return {**self.__dict__, "_running": None, "_ahead": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -418,14 +482,90 @@ class FeatureLoader(Generic[T]):
         """
         self._position.load_state_dict(state)
 
+    def seek(self, step: int) -> None:
+        """Begin the next iteration with batch `step`, from 0, of the epoch that the loader is in.
+
+        Raises `ConfigError` for a step that the epoch does not have, and for a foreign sampler that
+        knows its place itself.
+
+        >>> loader.set_epoch(3); loader.seek(1200)  # doctest: +SKIP
+        """
+        self._position.seek(step)
+
+    def skip(self, batches: int) -> None:
+        """Leave so many batches out: those that the next iteration would begin with.
+
+        After a loss spike: load the last state, skip the batches around it, and iterate again. That
+        of this epoch; raises `ConfigError` for more than are left.
+
+        >>> loader.load_state_dict(state); loader.skip(200)  # doctest: +SKIP
+        """
+        self._position.seek(self._position.step + whole_number("batches", batches, 0))
+
+    def explain(self, step: int) -> list[str]:
+        """Return the ids of batch `step` of this rank, from 0, in the epoch that the loader is in.
+
+        It may be past or to come: nothing is read or replayed. Steps before a resume are as this
+        number of ranks shares them. Raises `ConfigError` for a step that the epoch does not have,
+        and where the sampler is neither one of `featcache.samplers` nor a list.
+
+        >>> loader.explain(731)  # doctest: +SKIP
+        ['spk3/utt-7', 'spk1/utt-2']
+        """
+        table = self.dataset.table
+        keys = [key_and_part(index)[0] for index in self._position.batch(step)]
+        return [table.id(row) for row in table.numbers(keys).tolist()]
+
+    def metrics(self) -> dict[str, float]:
+        """Return how the running, or the last, iteration does, for a logger: numbers by name.
+
+        "epoch"; "step", batches of the epoch that are done; "waited_s", as the attribute;
+        "gb_per_s", bytes of batches by the seconds since it began, the loop's own included;
+        "read_gb_per_s", the same by the seconds that threads took to read them; "fill", the share
+        of these bytes that is no padding; "ahead_batches" and "ahead_bytes", read and waiting.
+        Where nothing is ahead, and "waited_s" grows, reading is too slow for the loop.
+
+        >>> wandb.log(loader.metrics())  # doctest: +SKIP
+        """
+        handed, elapsed_s = self._last, time.perf_counter() - self._began
+        ahead = None if self._ahead is None else self._ahead()
+        batches, nbytes = (0, 0) if ahead is None else ahead()
+        return {
+            "epoch": self._position.epoch,
+            "step": self._position.step,
+            "waited_s": self.waited_s,
+            "gb_per_s": handed.nbytes / elapsed_s / 1e9,
+            "read_gb_per_s": handed.nbytes / handed.work_s / 1e9 if handed.work_s else 0.0,
+            "fill": handed.filled / handed.nbytes if handed.nbytes else 1.0,
+            "ahead_batches": batches,
+            "ahead_bytes": nbytes,
+        }
+
+    def _tell_slow(self, thread: int, seconds: float) -> None:
+        generations = self.dataset.table.selection.blocks.generations
+        place = next(filter(None, (each.being_read(thread) for each in generations)), None)
+        doing = "in no file: in transform, collate or decoding" if place is None else f"at {place}"
+        _log.warning(
+            "batch %d of epoch %d takes longer than watchdog_s: %.1f s so far, %s",
+            self._position.step,
+            self._position.epoch,
+            seconds,
+            doing if self._threads else "read in the loop's own thread",
+        )
+
     def _plans(self) -> Iterator[Plan[T]]:
         batches = self._position.begin()
         epoch = self._position.epoch
         return (partial(self._plan, indices, epoch) for indices in batches)
 
-    def _plan(self, indices: Sequence[Index], epoch: int) -> Job[T]:
+    def _plan(self, indices: Sequence[Index], epoch: int) -> Planned[T]:
         plan = self.dataset.plan(indices, epoch)
-        return Job(plan.nbytes, partial(self._read, plan))
+        table, held, places = self.dataset.table, 0, 0
+        for name, (_, lengths) in plan.spans.items():
+            held += int(lengths.sum()) * math.prod(table.dims(name))
+            places += math.prod(plan.shapes[name])
+        filled = plan.nbytes * held // max(places, 1)
+        return Planned(plan.nbytes, partial(self._read, plan), filled)
 
     def _read(self, plan: BatchPlan) -> T:
         return self.collate_fn(self.dataset.read(plan, self._allocate))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from os import getpid
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
@@ -20,14 +22,15 @@ PLANS_AHEAD = 4  # beside one for each thread: to take one from its iterator is 
 R = TypeVar("R")
 
 
-class Job(NamedTuple, Generic[R]):
-    """The bytes of a result, and what makes it."""
+class Planned(NamedTuple, Generic[R]):
+    """The bytes of a result, what makes it, and how many of the bytes are no padding."""
 
     nbytes: int
     make: Callable[[], R]
+    filled: int = 0
 
 
-Plan = Callable[[], Job[R]]
+Plan = Callable[[], Planned[R]]
 
 
 class _Slot(Generic[R]):
@@ -36,9 +39,32 @@ class _Slot(Generic[R]):
     def __init__(self, number: int, plan: Plan[R]) -> None:
         self.number = number
         self.plan = plan
-        self.job: Job[R] | None = None
+        self.job: Planned[R] | None = None
         self.nbytes = 0  # that it takes, or will soon
         self.result: Future[R] = Future()
+        self.thread = 0  # ident of the one that is at it
+        self.work_s = 0.0  # that planning and doing it took
+
+
+@dataclass
+class Handed:
+    """Sums over the results that an iteration handed on."""
+
+    results: int = 0
+    nbytes: int = 0
+    filled: int = 0
+    work_s: float = 0.0
+
+    def add(self, slot: _Slot[Any]) -> None:
+        """Add one."""
+        self.results += 1
+        self.nbytes += slot.nbytes
+        self.filled += 0 if slot.job is None else slot.job.filled
+        self.work_s += slot.work_s
+
+
+# told the thread that is at a result, and the seconds that were waited for it
+Watch = Callable[[int, float], object]
 
 
 class Prefetch(Iterator[R]):
@@ -54,12 +80,23 @@ class Prefetch(Iterator[R]):
         threads: number of plans and jobs at a time; 0 does each when its result is asked for.
         most_bytes: most bytes of the results that wait or are worked on; at least one job is done
             in any case, and `MOST_AHEAD` at most.
+        watchdog_s: seconds of waiting for a result after which `watch` is called, once; without
+            threads when the result is there.
 
     An error of a plan, of a job, or of their iterator, is raised in its place: after the results
     before it.
     """
 
-    def __init__(self, plans: Iterator[Plan[R]], threads: int, most_bytes: int) -> None:
+    def __init__(
+        self,
+        plans: Iterator[Plan[R]],
+        threads: int,
+        most_bytes: int,
+        watchdog_s: float | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self.handed = Handed()
+        self._watchdog_s, self._watch = watchdog_s, watch
         self._plans: Iterator[Plan[R]] | None = plans  # None: it came to its end
         self._most_threads = threads
         self._most_bytes = most_bytes if threads else 0
@@ -96,11 +133,8 @@ class Prefetch(Iterator[R]):
             if not self._slots:
                 raise StopIteration
             slot = self._slots[0]
-        if not self._most_threads:
-            self._busy += 1
-            self._work()
         try:
-            return slot.result.result()
+            return self._result(slot)
         except CancelledError:  # another thread closes it
             raise StopIteration from None
         finally:
@@ -108,7 +142,27 @@ class Prefetch(Iterator[R]):
                 if self._slots and self._slots[0] is slot:
                     self._slots.popleft()
                 self._bytes -= slot.nbytes
+            self.handed.add(slot)
             self._take_plans()
+
+    def _result(self, slot: _Slot[R]) -> R:
+        began = time.perf_counter()
+        if not self._most_threads:
+            self._busy += 1
+            self._work()
+        if self._watchdog_s is not None and self._watch is not None:
+            if self._most_threads:
+                late = not wait([slot.result], self._watchdog_s).done
+            else:
+                late = slot.work_s > self._watchdog_s
+            if late:
+                self._watch(slot.thread, time.perf_counter() - began)
+        return slot.result.result()
+
+    def ahead(self) -> tuple[int, int]:
+        """Count the results that wait to be handed on, and their bytes."""
+        done = [slot.nbytes for slot in list(self._slots) if slot.result.done()]
+        return len(done), sum(done)
 
     def close(self) -> None:
         """Drop what has not begun, and wait for what has."""
@@ -180,11 +234,16 @@ class Prefetch(Iterator[R]):
                     self._busy -= 1
                     return
                 self._at_work.add(me)
+                slot.thread = me
+            began = time.perf_counter()
             try:
                 if slot.job is None:
-                    self._planned(slot, slot.plan())
+                    self._planned(slot, slot.plan(), began)
                 else:
-                    slot.result.set_result(slot.job.make())
+                    made = slot.job.make()
+                    slot.work_s += time.perf_counter() - began
+                    slot.result.set_result(made)
+                    del made  # its memory may be used again when it was handed on
             except BaseException as error:  # it is raised where the result is asked for
                 # and would look like the end there
                 stops = isinstance(error, StopIteration)
@@ -202,12 +261,13 @@ class Prefetch(Iterator[R]):
             return slot
         return self._to_plan.popleft() if self._to_plan else None
 
-    def _planned(self, slot: _Slot[R], job: Job[R]) -> None:
+    def _planned(self, slot: _Slot[R], job: Planned[R], began: float) -> None:
         with self._state:
             if self._closed:
                 slot.result.cancel()
                 return
             slot.job, slot.nbytes = job, job.nbytes
+            slot.work_s += time.perf_counter() - began
             self._to_do.append(slot)
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import get_ident
 from typing import Any, cast
 
 import numpy as np
@@ -277,6 +278,7 @@ class Containers:
         if adopted is not None:
             self._held = _Unchanged(self._open, 0.0 if check_reads else LOOK_AGAIN_S)
         self._missed = False
+        self._at: dict[int, Piece] = {}  # what each thread is reading, by its ident
         self._closed = False
         self._most_open = min(MAX_OPEN, _open_files() // SHARE_OPEN)
 
@@ -308,12 +310,30 @@ class Containers:
     def read_many(self, pieces: Sequence[Piece], outs: Iterable[Bytes]) -> None:
         """Copy pieces, each to the front of one of `outs`; prefetches them first."""
         self.prefetch(pieces)
-        for out, (container, offset, nbytes) in zip(outs, pieces, strict=True):
+        me = get_ident()
+        for out, piece in zip(outs, pieces, strict=True):
+            self._at[me] = piece
+            container, offset, nbytes = piece
             file = self._file(container)
             if file.mapped is None or not 0 <= offset <= len(file.mapped) - nbytes:
                 self.read_into(container, offset, out[:nbytes])
             else:
                 out[:nbytes] = file.mapped[offset : offset + nbytes]
+
+    def at(self, pieces: Sequence[Piece]) -> None:
+        """Note that this thread reads some pieces; none: that it is done."""
+        if pieces:
+            self._at[get_ident()] = pieces[0]
+        else:
+            self._at.pop(get_ident(), None)
+
+    def being_read(self, thread: int) -> str | None:
+        """Name the file and the bytes that a thread reads for a batch; None for nothing."""
+        piece = self._at.get(thread)
+        if piece is None:
+            return None
+        container, offset, nbytes = piece
+        return f"{self._path(container)!r}, bytes {offset} to {offset + nbytes}"
 
     def prefetch(self, pieces: Sequence[Piece]) -> None:
         """Ask the system to read bytes that are not in memory, without waiting for them.

@@ -302,6 +302,12 @@ class FeatureArrays:
 
     def read_many(self, rows: Ints, starts: Ints, lengths: Ints, outs: Iterable[Bytes]) -> None:
         """Copy `lengths` frames of each row, from `starts` on, to the front of one of `outs`."""
+        try:
+            self._read_many(rows, starts, lengths, outs)
+        finally:
+            self._containers.at([])
+
+    def _read_many(self, rows: Ints, starts: Ints, lengths: Ints, outs: Iterable[Bytes]) -> None:
         windows = zip(rows.tolist(), starts.tolist(), lengths.tolist(), strict=True)
         pieces = self._pieces(rows, starts, lengths)
         if pieces is not None:
@@ -313,6 +319,7 @@ class FeatureArrays:
         self._containers.prefetch([piece for row in rows.tolist() for piece in self._extents(row)])
         for (row, start, length), out in zip(windows, outs, strict=True):
             frames = out[: length * self._row_bytes].view(self.dtype).reshape(length, *self.dims)
+            self._containers.at(self._extents(row, slice(1)))
             self.read_into(row, frames, start)
 
     def _pieces(self, rows: Ints, starts: Ints, lengths: Ints) -> list[Piece] | None:

@@ -210,6 +210,11 @@ class Generation:
         opened = self.sets.values() or (self,)
         return sum(int(each.index.containers.sizes.sum()) for each in opened)
 
+    def being_read(self, thread: int) -> str | None:
+        """Name the file and the bytes that a thread reads for a batch; None for nothing."""
+        opened = self.sets.values() or (self,)
+        return next(filter(None, (each.containers.being_read(thread) for each in opened)), None)
+
     def check_collected(self, needs: str) -> None:
         """Raise `CacheError` where checksums or statistics of adopted parts are not there yet."""
         manifests = [each.manifest for each in self.sets.values() or (self,)]

@@ -418,6 +418,43 @@ class EpochSampler(ABC):
             "version": VERSION,
         }
 
+    @property
+    def steps_before(self) -> int:
+        """Steps of the epoch that came before the iteration which runs, or will, after a resume."""
+        whole = self._shared(self.epoch, 0)
+        return int(np.searchsorted(whole.batches.ends[:: whole.world_size], self._start))
+
+    def batch(self, step: int) -> list[int] | list[str]:
+        """Return this rank's batch of a step of the epoch that the sampler is in.
+
+        Steps before a resume are as this number of ranks shares them. Raises `ConfigError` for a
+        step that the epoch does not have.
+        """
+        share, place = self._place(step, last=False)
+        return share[place]
+
+    def seek(self, step: int) -> None:
+        """Begin the next iteration at a step of the epoch that the sampler is in.
+
+        Raises `ConfigError` for a step that the epoch does not have; that after the last one is the
+        next epoch.
+        """
+        share, place = self._place(step, last=True)
+        self._go_to(self.epoch, share.position(place), ended=place == len(share))
+
+    def _place(self, step: int, last: bool) -> tuple[RankShare, int]:
+        """Return the batches that a step of the epoch is among, and its number there."""
+        number, before = whole_number("step", step, 0), self.steps_before
+        later = number >= before
+        share = self._shared(self.epoch, self._start if later else 0)
+        place = number - before if later else number
+        if place >= len(share) + last:
+            raise ConfigError(
+                f"epoch {self.epoch} has {before + len(share)} steps, counted from 0, and no step "
+                f"{number}"
+            )
+        return share, place
+
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go to where a state was saved, by any number of ranks.
 

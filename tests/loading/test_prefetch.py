@@ -9,14 +9,14 @@ from functools import partial
 
 import pytest
 
-from featcache.loading.prefetch import Job, Plan, Prefetch
+from featcache.loading.prefetch import Plan, Planned, Prefetch
 
 
 def plans(
     count: int, nbytes: int = 1, run: Callable[[int], int] = lambda number: number
 ) -> Iterator[Plan[int]]:
     for number in range(count):
-        yield partial(Job, nbytes, partial(run, number))
+        yield partial(Planned, nbytes, partial(run, number))
 
 
 def no_reading_threads() -> bool:
@@ -83,9 +83,9 @@ def test_without_threads_each_job_is_done_when_its_result_is_asked_for() -> None
 def test_plans_are_taken_in_the_thread_that_iterates_and_carried_out_in_others() -> None:
     taken, planned = set(), set()
 
-    def plan() -> Job[int]:
+    def plan() -> Planned[int]:
         planned.add(threading.current_thread())
-        return Job(1, lambda: 0)
+        return Planned(1, lambda: 0)
 
     def watched() -> Iterator[Plan[int]]:
         for _ in range(10):
@@ -124,7 +124,7 @@ def test_results_of_any_size_come_within_the_bound(threads: int) -> None:
             most.append(held)
         return number
 
-    planned = (partial(Job, size, partial(make, number)) for number, size in enumerate(sizes))
+    planned = (partial(Planned, size, partial(make, number)) for number, size in enumerate(sizes))
     for number, found in enumerate(Prefetch(planned, threads, 100)):
         assert found == number
         with lock:
@@ -136,7 +136,7 @@ def test_results_of_any_size_come_within_the_bound(threads: int) -> None:
 
 @pytest.mark.parametrize("threads", [0, 2])
 def test_an_error_of_a_plan_or_of_their_iterator_is_raised_in_its_place(threads: int) -> None:
-    def fails() -> Job[int]:
+    def fails() -> Planned[int]:
         raise KeyError(3)
 
     def watched() -> Iterator[Plan[int]]:
