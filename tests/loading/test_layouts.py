@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader
 
 import featcache
 from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig, GlobalMVN
-from featcache.errors import ConfigError
+from featcache.errors import ConfigError, FeatureError
+from featcache.espnet import CommonCollateFn
 from featcache.loading import Jagged, Packed, Padded
 from featcache.samplers import BucketBatchSampler, PackedBatchSampler
 
@@ -352,6 +353,11 @@ def test_normalisation_takes_batches_without_padding(cache: Path, layout: str) -
     mvn = GlobalMVN.from_cache(cache, "fbank")
     (batch,) = FeatureLoader(cache, "fbank", batch_sampler=[LONG], layout=layout)
     normalised = mvn(batch["fbank"])
+    if layout == "packed":
+        with pytest.raises(FeatureError, match="packed frames need none"):
+            mvn(batch["fbank"], batch["fbank_lengths"])
+    else:
+        torch.testing.assert_close(mvn(batch["fbank"], batch["fbank_lengths"]), normalised)
     values = normalised.values() if layout == "jagged" else normalised
     frames = torch.from_numpy(np.concatenate([arrays_of(n)["fbank"] for n in numbers_of(batch)]))
     torch.testing.assert_close(values, mvn(frames))
@@ -364,3 +370,17 @@ def test_a_batch_shows_its_layout(cache: Path) -> None:
         (batch,) = FeatureLoader(cache, "fbank", batch_sampler=BATCHES[:1], layout=layout)
         assert word.replace("50", str(int(batch["fbank_lengths"].sum()))) in repr(batch)
         assert "0%" in batch._repr_html_()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("layout", ["packed", "jagged"])
+def test_espnets_collate_function_leaves_alone_what_has_no_padding(
+    cache: Path, layout: str
+) -> None:
+    (given,) = FeatureLoader(cache, batch_sampler=[LONG], layout=layout)
+    ids, batch = CommonCollateFn(float_pad_value=7.0, int_pad_value=-1)(given)
+    assert ids == LONG
+    assert batch.keys() == given.keys() - {"id"}
+    for name in ("fbank", "units"):
+        arrays = [arrays_of(number)[name] for number in numbers_of(given)]
+        value = batch[name].values() if layout == "jagged" else batch[name]
+        np.testing.assert_array_equal(value.numpy(), np.concatenate(arrays))
