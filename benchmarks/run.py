@@ -19,6 +19,8 @@ HERE = Path(__file__).parent
 QUESTIONS = {
     "read": "How long does one random read of a whole utterance take?",
     "load": "How fast do padded batches of random utterances come?",
+    "layouts": "How fast do batches come in each layout?",
+    "packing": "How full are batches without padding?",
     "scale": "What do ten million utterances cost?",
     "views": "What do views of ten million utterances cost?",
     "samplers": "How long do batch samplers take to make?",
