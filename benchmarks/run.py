@@ -21,6 +21,8 @@ QUESTIONS = {
     "held": "How long does a read take whose array is held while others are read?",
     "load": "How fast do padded batches of random utterances come?",
     "steps": "What does a FeatureLoader cost beside a step of training?",
+    "layouts": "How fast do batches come in each layout?",
+    "packing": "How full are batches without padding?",
     "scale": "What do ten million utterances cost?",
     "views": "What do views of ten million utterances cost?",
     "samplers": "How long do batch samplers take to make?",

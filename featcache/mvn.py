@@ -108,7 +108,8 @@ class GlobalMVN(torch.nn.Module):
 
         Without `lengths`, `x` is (..., *dims). With it, (batch, frames, *dims), and what lies
         behind an utterance's length comes out as zeros: integers are frames, floats are shares of
-        the padded length, as in SpeechBrain.
+        the padded length, as in SpeechBrain. Packed frames, (frames, *dims), need none; a nested
+        tensor comes out nested.
         """
         y = self._computed(x)
         if self.norm_means:
@@ -143,12 +144,13 @@ class GlobalMVN(torch.nn.Module):
         return x.to(dtype)
 
     def _masked(self, y: torch.Tensor, lengths: Ends | None) -> torch.Tensor:
-        if lengths is None:
+        if lengths is None or y.is_nested:
             return y
         dims = self.mean.dim()
         if y.dim() != dims + 2:
             raise FeatureError(
-                f"lengths need an input of shape (batch, frames, ...), not {tuple(y.shape)!r}"
+                f"lengths need an input of shape (batch, frames, ...), not {tuple(y.shape)!r}; "
+                "packed frames need none"
             )
         frames = y.shape[1]
         ends = torch.as_tensor(lengths, device=y.device)

@@ -42,8 +42,9 @@ def padded_batch(batch: Batch | list[Item]) -> PaddedBatch:
 
     A feature becomes `PaddedData`: its tensor, and float32 lengths relative to the longest, so that
     `torch.round(lengths * data.shape[1])` are its frames; a feature without a time axis has lengths
-    of 1, as it has in SpeechBrain. Ids, numbers and all else stay what they are; the keys
-    "<feature>_lengths" are left out. Items that come one by one are padded first.
+    of 1, as it has in SpeechBrain. Ids, numbers, features of a packed or jagged batch and all else
+    stay what they are; the keys "<feature>_lengths" of padded features are left out. Items that
+    come one by one are padded first.
 
     Use it as `FeatureLoader(..., collate=padded_batch)` or `DataLoader(FeatureDataset(...),
     collate_fn=padded_batch)`.
@@ -54,7 +55,7 @@ def padded_batch(batch: Batch | list[Item]) -> PaddedBatch:
     (['a', 'b'], tensor([1.0000, 0.6667]))
     """
     batch = FeatureDataset.collate(batch)
-    lengths = {f"{key}_lengths" for key, value in batch.items() if _is_feature(value)}
+    lengths = {f"{key}_lengths" for key in batch if _is_padded(key, batch)}
     values = {key: _value(key, batch) for key in batch if key not in lengths}
     moved = [key for key, value in values.items() if isinstance(value, torch.Tensor | PaddedData)]
     # of the examples it takes their number and keys; the values are here already
@@ -70,14 +71,16 @@ def padded_batch(batch: Batch | list[Item]) -> PaddedBatch:
     return made
 
 
-def _is_feature(value: object) -> bool:
+def _is_padded(key: str, batch: Batch) -> bool:
+    value = batch[key]
     # one number for each utterance is none
-    return isinstance(value, torch.Tensor) and value.ndim > 1
+    dense = isinstance(value, torch.Tensor) and value.ndim > 1 and not value.is_nested
+    return dense and f"{key}_cu_seqlens" not in batch
 
 
 def _value(key: str, batch: Batch) -> object:
     data = batch[key]
-    if not _is_feature(data):
+    if not _is_padded(key, batch):
         return data
     lengths = batch.get(f"{key}_lengths")
     if lengths is None:

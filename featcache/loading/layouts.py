@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from featcache._checks import whole_number
-from featcache.errors import ConfigError, UnknownNameError, nearest
+from featcache.errors import ConfigError, MissingDependencyError, UnknownNameError, nearest
 from featcache.format.columns import ends_of
 from featcache.interface import Bytes, Ints
 from featcache.loading.memory import Allocate, Shape
@@ -124,7 +124,16 @@ class Jagged:
     """Batches as nested tensors of `torch.jagged` layout, (utterances, its frames, *dims).
 
     Beside it `<feature>_lengths`, int64. `tensor.values()` is that of a packed batch: no copy.
+
+    Raises `MissingDependencyError` for torch before 2.5, whose nested tensors lack some of it.
     """
+
+    def __post_init__(self) -> None:
+        if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 5):
+            raise MissingDependencyError(
+                f"layout 'jagged' needs torch 2.5 or later, and this is {torch.__version__}; "
+                "layout='packed' is the same memory"
+            )
 
     def ends(self, lengths: Ints) -> Ints:
         """Return sums of the lengths."""
@@ -145,8 +154,8 @@ class Jagged:
         return {name: nested, f"{name}_lengths": numbers(lengths, torch.int64, allocate)}
 
 
-LAYOUTS: Mapping[str, Layout] = MappingProxyType(
-    {"padded": Padded(), "packed": Packed(), "jagged": Jagged()}
+LAYOUTS: Mapping[str, Callable[[], Layout]] = MappingProxyType(
+    {"padded": Padded, "packed": Packed, "jagged": Jagged}
 )
 
 
@@ -155,7 +164,7 @@ def layout_of(layout: str | Layout) -> Layout:
     if isinstance(layout, str):
         if layout not in LAYOUTS:
             raise UnknownNameError(f"there is no layout {layout!r}; {nearest(layout, LAYOUTS)}")
-        return LAYOUTS[layout]
+        return LAYOUTS[layout]()
     if isinstance(layout, type) or not isinstance(layout, Layout):
         raise ConfigError(
             f"layout is one of {', '.join(map(repr, LAYOUTS))}, or an object of "

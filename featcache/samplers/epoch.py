@@ -213,18 +213,18 @@ SPARE = 200  # an epoch may have one more in so many batches than epoch 0
 
 
 def drawn_evenly(
-    draw: Callable[[int, int], tuple[Ints, Ints]], epoch: int, count: int
+    draw: Callable[[int, int], tuple[Ints, Ints]], epoch: int, count: int, spare: int = SPARE
 ) -> tuple[Ints, Ints, int]:
     """Return the rows and ends of an epoch of `count` batches, and that count.
 
     Hosts ask for the number of batches once, so all epochs have the same. `draw(epoch, number)`
-    gives rows and ends; that of epoch 0 settles the count, where `count` is 0. It comes again where
-    no draw of an epoch keeps to that.
+    gives rows and ends; that of epoch 0 settles the count, where `count` is 0: one more in `spare`
+    than it has. It comes again where no draw of an epoch keeps to that.
     """
     first = draw(0, 0) if epoch == 0 or not count else None
     if first is not None and not count:
         usual = len(first[1]) - 1
-        count = min(usual + usual // SPARE, len(first[0]))
+        count = min(usual + usual // spare, len(first[0]))
     for number in range(DRAWS if epoch else 0):
         rows, ends = draw(epoch, number)
         if len(ends) - 1 <= count:

@@ -13,14 +13,15 @@ from featcache.format.columns import ends_of
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.samplers.bucket import BatchLimits
-from featcache.samplers.epoch import SPARE, EpochSampler, State, drawn_evenly
+from featcache.samplers.epoch import EpochSampler, State, drawn_evenly
 from featcache.samplers.lengths import LengthsLike, LengthsOfUtterances
 from featcache.samplers.order import Order, drawn
 from featcache.tables.columns import stable_order
 from featcache.tables.table import Numbering
 
-OPEN = 8  # batches of a window that are filled side by side; more make them hardly fuller
+OPEN = 8  # batches of a window that are filled side by side, and of which the rest is packed again
 WINDOWS = 1024  # that are packed at once: their open batches stay in the processor's cache
+SPARE = 20_000  # an epoch may have one more in so many batches than epoch 0
 FIRST_DRAWS = 4  # of which the largest number of batches is that of all epochs, where it is small
 
 
@@ -43,8 +44,8 @@ class PackedBatchSampler(EpochSampler):
         batch_size: the most utterances in a batch.
         quadratic_frames: counts an utterance of n frames as n + n * n / quadratic_frames, so that
             batches take attention about the same time.
-        window: utterances, in the order drawn, that are packed together. The least full batch of
-            each window is packed again with those of others.
+        window: utterances, in the order drawn, that are packed together. What is in the least full
+            batches of a window is packed again with that of other windows.
         shuffle: False takes them in the order of the rows, the same in every epoch.
         too_long: what becomes of utterances over the limit by themselves: "raise", or "skip" to
             leave them out with a warning. The attribute `too_long` holds their row numbers.
@@ -104,7 +105,7 @@ class PackedBatchSampler(EpochSampler):
         """Return the batches of an epoch, in its order."""
         if not self.shuffle:
             return self._of.batches(*self._packed(self._rows))
-        rows, ends, self._count = drawn_evenly(self._draw, epoch, self._count)
+        rows, ends, self._count = drawn_evenly(self._draw, epoch, self._count, SPARE)
         order = Order(len(ends) - 1, drawn(self.seed, "batches", epoch))
         return self._of.batches(rows, ends).take(order[:])
 
@@ -155,13 +156,13 @@ class PackedBatchSampler(EpochSampler):
 
 
 def _least_full(costs: Ints, begins: Ints, windows: Ints) -> NDArray[np.bool_]:
-    """Return for each batch whether it is the least full one of its window, the first of such."""
+    """Return for each batch whether it is one of the `OPEN` least full ones of its window."""
     sums = np.add.reduceat(costs, begins)
+    order = np.lexsort((sums, windows))
     firsts = np.flatnonzero(np.diff(windows, prepend=-1))
-    least = np.repeat(np.minimum.reduceat(sums, firsts), np.diff(firsts, append=len(sums)))
+    place = np.arange(len(sums)) - np.repeat(firsts, np.diff(firsts, append=len(sums)))
     found: NDArray[np.bool_] = np.zeros(len(sums), bool)
-    of_least = np.flatnonzero(sums == least)
-    found[of_least[np.diff(windows[of_least], prepend=-1) > 0]] = True
+    found[order[place < OPEN]] = True
     return found
 
 

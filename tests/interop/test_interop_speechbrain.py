@@ -98,3 +98,20 @@ def test_numbers_and_other_things_of_a_transform_stay(cache: featcache.Cache) ->
     assert (batch.digit.dtype, batch.gain.dtype) == (torch.int64, torch.float32)
     for tensor in (batch.digit, batch.gain, *batch.fbank):
         assert tensor.device.type == "meta"
+
+
+@pytest.mark.parametrize("layout", ["packed", "jagged"])
+def test_features_without_padding_stay_as_they_are(cache: featcache.Cache, layout: str) -> None:
+    indices = [[0, 5, 7]]
+    (given,) = FeatureLoader(cache, batch_sampler=indices, layout=layout)
+    (batch,) = FeatureLoader(cache, batch_sampler=indices, layout=layout, collate=padded_batch)
+    assert type(batch) is PaddedBatch
+    torch.testing.assert_close(batch.fbank_lengths, given["fbank_lengths"])
+    for feature in ("fbank", "units"):
+        ours, plain = batch[feature], given[feature]
+        assert isinstance(ours, torch.Tensor)
+        if layout == "jagged":
+            ours, plain = ours.values(), plain.values()
+        torch.testing.assert_close(ours, plain, rtol=0, atol=0)
+    if layout == "packed":
+        assert batch.to("meta").fbank_cu_seqlens.device.type == "meta"

@@ -17,10 +17,14 @@ from torch.utils.data import DataLoader
 
 import featcache
 from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig, GlobalMVN
-from featcache.errors import ConfigError
-from featcache.loading import Jagged, Packed, Padded
+from featcache.errors import ConfigError, FeatureError
+from featcache.espnet import CommonCollateFn
+from featcache.loading import Packed, Padded
 from featcache.samplers import BucketBatchSampler, PackedBatchSampler
 
+NESTED = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 5)
+if_nested = pytest.mark.skipif(not NESTED, reason="torch has few nested tensors before 2.5")
+JAGGED = pytest.param("jagged", marks=if_nested)
 NUMBERS = range(20)
 BATCHES: list[list[str]] = [
     [id_of(n) for n in numbers] for numbers in ([3, 0, 7], [19], [0], [4, 1])
@@ -81,6 +85,7 @@ def test_the_sum_of_frames_is_rounded_up_with_zeros_and_positions_count_from_0(c
             np.testing.assert_array_equal(array, arrays_of(number)["fbank"])
 
 
+@if_nested
 def test_a_jagged_batch_is_a_nested_tensor_over_the_packed_frames(cache: Path) -> None:
     for batch, ids in zip(
         FeatureLoader(cache, batch_sampler=BATCHES, layout="jagged"), BATCHES, strict=True
@@ -166,7 +171,7 @@ def test_windows_and_converted_dtypes_are_packed(cache: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("layout", ["packed", "jagged"])
+@pytest.mark.parametrize("layout", ["packed", JAGGED])
 def test_torchs_loader_gives_the_batches_of_a_data_set_in_its_layout(
     tmp_path: Path, layout: str, workers: int
 ) -> None:
@@ -188,7 +193,7 @@ def test_memory_of_packed_batches_is_used_again_and_never_written_over(tmp_path:
     with CacheWriter(tmp_path / "cache", [FeatureStorageConfig("x")]) as writer:
         for n in range(6):
             writer.write(f"u{n}", {"x": np.full((3000, 8), n, np.float32)})
-    for layout in ("packed", "jagged"):
+    for layout in ("packed", "jagged")[: 1 + NESTED]:
         batches = [[n] for n in range(6)] * 5
         loader = FeatureLoader(
             tmp_path / "cache", batch_sampler=batches, layout=layout, prefetch_bytes=300_000
@@ -232,8 +237,7 @@ LONG = [id_of(n) for n in (3, 4, 7, 12, 1)]
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_with_a_document_mask_is_padded_attention(cache: Path) -> None:
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
     (batch,) = FeatureLoader(cache, "fbank", batch_sampler=[LONG], layout=Packed(multiple_of=8))
     values, ends = batch["fbank"], batch["fbank_cu_seqlens"]
     document = torch.bucketize(torch.arange(len(values)), ends[1:], right=True)
@@ -241,14 +245,15 @@ def test_flex_attention_with_a_document_mask_is_padded_attention(cache: Path) ->
     def same(b: Any, h: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         return document[q] == document[k]
 
-    mask = create_block_mask(same, None, None, len(values), len(values), device="cpu")
+    mask = flex.create_block_mask(same, None, None, len(values), len(values), device="cpu")
     q = heads_of(values)[None]
-    out = flex_attention(q, q, q, block_mask=mask)
+    out = flex.flex_attention(q, q, q, block_mask=mask)
     assert isinstance(out, torch.Tensor)
     found = out[0].transpose(0, 1)[: int(ends[-1])]
     torch.testing.assert_close(found, padded_attention(cache, LONG), rtol=1e-4, atol=1e-5)
 
 
+@if_nested
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_attend_as_padded_ones_do(cache: Path) -> None:
     (batch,) = FeatureLoader(cache, "fbank", batch_sampler=[LONG], layout="jagged")
@@ -268,6 +273,18 @@ def test_varlen_attention_takes_a_packed_batch_as_it_is(cache: Path) -> None:
     ends, most = batch["fbank_cu_seqlens"], batch["fbank_max_seqlen"]
     found = varlen.varlen_attn(q, q, q, ends, ends, most, most).float().cpu()
     torch.testing.assert_close(found, padded_attention(cache, LONG), rtol=1e-2, atol=1e-2)
+
+
+def test_jax_takes_batches_without_a_copy(cache: Path) -> None:
+    jax = pytest.importorskip("jax")
+    (batch,) = FeatureLoader(cache, "fbank", batch_sampler=[LONG], layout="packed")
+    expected = batch["fbank"].numpy().copy()
+    array = jax.dlpack.from_dlpack(batch["fbank"])
+    assert array.unsafe_buffer_pointer() == batch["fbank"].data_ptr()
+    del batch  # the memory stays that of the array
+    np.testing.assert_array_equal(np.asarray(array), expected)
+    (batch,) = FeatureLoader(cache, "fbank", batch_sampler=[LONG], layout="packed", arrays="numpy")
+    np.testing.assert_array_equal(np.asarray(jax.device_put(batch["fbank"])), expected)
 
 
 # few shapes
@@ -299,7 +316,7 @@ def test_batches_are_padded_to_the_lengths_that_the_sampler_has(cache: Path) -> 
         ({"layout": 3}, "not 3"),
         ({"arrays": "jax"}, "arrays has no choice 'jax'"),
         ({"arrays": "numpy", "layout": "jagged"}, "NumPy has no nested tensors"),
-        ({"arrays": "numpy", "layout": Jagged()}, "take layout='packed'"),
+        ({"arrays": "numpy", "layout": Padded, "device": "cpu"}, "layout is one of"),
         ({"arrays": "numpy", "device": "cpu"}, "device= is for tensors"),
         ({"arrays": "numpy", "dtypes": {"fbank": "bfloat16"}}, "NumPy has no bfloat16"),
     ],
@@ -347,11 +364,16 @@ def test_packed_batches_of_the_sampler_fill_their_limit(cache: Path) -> None:
     assert sorted(seen) == sorted(map(id_of, NUMBERS))
 
 
-@pytest.mark.parametrize("layout", ["packed", "jagged"])
+@pytest.mark.parametrize("layout", ["packed", JAGGED])
 def test_normalisation_takes_batches_without_padding(cache: Path, layout: str) -> None:
     mvn = GlobalMVN.from_cache(cache, "fbank")
     (batch,) = FeatureLoader(cache, "fbank", batch_sampler=[LONG], layout=layout)
     normalised = mvn(batch["fbank"])
+    if layout == "packed":
+        with pytest.raises(FeatureError, match="packed frames need none"):
+            mvn(batch["fbank"], batch["fbank_lengths"])
+    else:
+        torch.testing.assert_close(mvn(batch["fbank"], batch["fbank_lengths"]), normalised)
     values = normalised.values() if layout == "jagged" else normalised
     frames = torch.from_numpy(np.concatenate([arrays_of(n)["fbank"] for n in numbers_of(batch)]))
     torch.testing.assert_close(values, mvn(frames))
@@ -360,7 +382,23 @@ def test_normalisation_takes_batches_without_padding(cache: Path, layout: str) -
 
 
 def test_a_batch_shows_its_layout(cache: Path) -> None:
-    for layout, word in (("packed", "fbank (50, 4) float32"), ("jagged", "fbank (3, j")):
+    for layout, word in (("packed", "fbank (50, 4) float32"), ("jagged", "fbank (3, j"))[
+        : 1 + NESTED
+    ]:
         (batch,) = FeatureLoader(cache, "fbank", batch_sampler=BATCHES[:1], layout=layout)
         assert word.replace("50", str(int(batch["fbank_lengths"].sum()))) in repr(batch)
         assert "0%" in batch._repr_html_()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("layout", ["packed", JAGGED])
+def test_espnets_collate_function_leaves_alone_what_has_no_padding(
+    cache: Path, layout: str
+) -> None:
+    (given,) = FeatureLoader(cache, batch_sampler=[LONG], layout=layout)
+    ids, batch = CommonCollateFn(float_pad_value=7.0, int_pad_value=-1)(given)
+    assert ids == LONG
+    assert batch.keys() == given.keys() - {"id"}
+    for name in ("fbank", "units"):
+        arrays = [arrays_of(number)[name] for number in numbers_of(given)]
+        value = batch[name].values() if layout == "jagged" else batch[name]
+        np.testing.assert_array_equal(value.numpy(), np.concatenate(arrays))
