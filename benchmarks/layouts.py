@@ -103,7 +103,8 @@ def measure(
     cache: Path, rounds: Sequence[Rows], lengths: NDArray[np.int64], threads: int, *, evicted: bool
 ) -> dict[str, list[float]]:
     """Return the GB/s of each round, by layout."""
-    names, found = list(LAYOUTS), {name: [] for name in LAYOUTS}  # type: dict[str, list[float]]
+    names = list(LAYOUTS)
+    found: dict[str, list[float]] = {name: [] for name in names}
     kept = {} if evicted else {name: opened(cache, name, threads) for name in names}
     for name, (loader, chosen) in kept.items():
         check(name, loader, chosen, rounds[0], cache)

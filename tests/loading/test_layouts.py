@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -362,6 +363,23 @@ def test_packed_batches_of_the_sampler_fill_their_limit(cache: Path) -> None:
         assert len(batch["fbank"]) <= 60
         seen += batch["id"]
     assert sorted(seen) == sorted(map(id_of, NUMBERS))
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_packed_batches_go_on_from_the_state_of_a_loader(cache: Path, threads: int) -> None:
+    def loader() -> FeatureLoader[dict[str, Any]]:
+        sampler = PackedBatchSampler(cache, max_frames=40, seed=2)
+        return FeatureLoader(cache, batch_sampler=sampler, layout="packed", threads=threads)
+
+    first, second = loader(), loader()
+    whole = [batch["fbank"].clone() for batch in loader()]
+    for _ in zip(range(3), first, strict=False):
+        state = first.state_dict()
+    second.load_state_dict(json.loads(json.dumps(state)))
+    rest = [batch["fbank"] for batch in second]
+    assert len(rest) == len(whole) - 3
+    for found, expected in zip(rest, whole[3:], strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("layout", ["packed", JAGGED])

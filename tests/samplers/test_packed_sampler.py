@@ -117,15 +117,16 @@ def test_each_utterance_joins_the_batch_of_its_window_that_it_fills_best(
 
 @pytest.mark.parametrize("count", [10_000, 100_000])
 def test_batches_of_speech_are_full(count: int) -> None:
-    sampler = PackedBatchSampler(utterances(count), max_frames=20_000)
+    lengths = utterances(count)
+    sampler = PackedBatchSampler(lengths, max_frames=20_000)
     for epoch in range(3):
         sampler.set_epoch(epoch)
-        frames = [utterances(count)[batch].sum() for batch in rows_of(sampler)]
+        frames = [lengths[batch].sum() for batch in rows_of(sampler)]
         assert sampler.fill == pytest.approx(np.mean(frames) / 20_000)
-        assert sampler.fill >= 0.98
+        assert sampler.fill >= 0.99
 
 
-@pytest.mark.parametrize("count", [9, 60, 1000, 5000])
+@pytest.mark.parametrize("count", [9, 60, 1000])
 def test_all_epochs_have_the_same_number_of_batches(count: int) -> None:
     for seed in range(3):
         sampler = PackedBatchSampler(utterances(count), max_frames=9000, seed=seed)
