@@ -20,18 +20,6 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 
 
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that no test changes."""
-    return make(tmp_path_factory.mktemp("stored") / "train")
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    """A cache that a test may change."""
-    return make(tmp_path / "train")
-
-
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[CacheWriter]:
     """A writer that is at work on a cache: two utterances published, one not."""
@@ -87,6 +75,7 @@ def test_json_of_a_cache_has_the_keys_that_are_promised(stored: Path) -> None:
         "tags": {},
         "made": {"by": None},
         "writer": None,
+        "unpublished": 0,
         "features": [
             {
                 "name": "fbank", "frames": frames, "dims": [8], "dtype": "float32",

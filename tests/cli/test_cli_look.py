@@ -31,18 +31,6 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that no test changes."""
-    return make(tmp_path_factory.mktemp("stored") / "train")
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    """A cache that a test may change."""
-    return make(tmp_path / "train")
-
-
 def ids_of(cache: Path, *words: str) -> list[str]:
     found = run("ls", cache, "--json", *words)
     return [json.loads(line)["id"] for line in found.out.splitlines()]
@@ -216,7 +204,8 @@ def test_a_picture_fits_the_terminal(tmp_path: Path, width: int, encoding: str) 
     ramp = np.arange(500, dtype=np.float32)[:, None] + np.arange(40, dtype=np.float32)
     with CacheWriter(tmp_path, [FeatureStorageConfig("fbank")]) as writer:
         writer.write("a", {"fbank": ramp})
-    lines = run("show", tmp_path, "a", width=width, encoding=encoding).out.splitlines()[2:]
+    found = run("show", tmp_path, "a", "--color", "never", width=width, encoding=encoding)
+    lines = found.out.splitlines()[2:]
     assert len(lines) == 10
     assert max(map(len, lines)) <= width
     assert lines[0].strip().startswith("high")

@@ -10,11 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from command_runs import make, run
+from command_runs import COMMAND, make, run
 
 from featcache.cli import VERBS
 
-COMMAND = [sys.executable, "-m", "featcache"]
 LOADED = """
 import sys
 from featcache.cli import main
@@ -24,12 +23,6 @@ except SystemExit as end:
     assert not end.code, end.code
 print(*sys.modules, file=sys.stderr)
 """
-
-
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that no test changes."""
-    return make(tmp_path_factory.mktemp("stored") / "train")
 
 
 def loaded_by(*words: str | Path) -> set[str]:
