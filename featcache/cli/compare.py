@@ -11,7 +11,18 @@ import click
 
 from featcache._progress import bar
 from featcache.cli.output import duration, hint, print_json, say, shown, size, value_text
-from featcache.cli.verb import CACHES, IMPOSSIBLE, JSON, NO, end, found, in_words, opened, verb
+from featcache.cli.verb import (
+    CACHES,
+    IMPOSSIBLE,
+    JSON,
+    NO,
+    end,
+    found,
+    in_words,
+    opened,
+    place,
+    verb,
+)
 from featcache.errors import CorruptCacheError, FeatcacheError, counted
 
 if TYPE_CHECKING:
@@ -216,8 +227,8 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 @verb
-@click.argument("a", metavar="A")
-@click.argument("b", metavar="B")
+@place("a")
+@place("b")
 @click.option("--values", is_flag=True, help="Read and compare all arrays that both have.")
 @click.option("--atol", metavar="X", type=float, default=0.0, help="Differences up to X are none.")
 @click.option("--ids", is_flag=True, help="List the ids that only one has.")

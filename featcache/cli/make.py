@@ -14,7 +14,7 @@ import click
 import numpy as np
 
 from featcache.cli.output import duration, hint, is_quiet, print_json, print_table, say, shown, size
-from featcache.cli.verb import CACHES, JSON, opened, verb
+from featcache.cli.verb import CACHES, JSON, opened, place, verb
 from featcache.errors import UnknownNameError, counted, nearest
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ _OVERWRITE = click.option("--overwrite", is_flag=True, help="Replace what DST ho
 
 
 @verb
-@click.argument("src", metavar="SRC")
-@click.argument("dst", metavar="DST")
+@place("src", "file")
+@place("dst")
 @click.option("-b", "--backend", metavar="BACKEND", help="Such as hdf5, zarr, memmap.")
 @click.option("-c", "--codec", metavar="CODEC", help="Such as raw, zstd, lilcom.")
 @click.option("-d", "--dtype", metavar="DTYPE", help="Of features of this kind of numbers.")
@@ -127,8 +127,8 @@ def _print_made(name: str, cache: Cache, as_json: bool) -> None:
 
 
 @verb
-@click.argument("src", metavar="SRC")
-@click.argument("dst", metavar="DST")
+@place("src", "file")
+@place("dst")
 @_KIND
 @_PATTERN
 @click.option("--feature", metavar="NAME", default="feats", help="Where SRC names none.")
@@ -232,7 +232,7 @@ def _sample(text: str | None) -> int | Literal["all"] | None:
 
 
 @verb
-@click.argument("src", metavar="SRC")
+@place("src", "file")
 @click.option("-f", "--feature", metavar="FEATURE", multiple=True, help="These features alone.")
 @click.option(
     "-n", "utterances", metavar="N", type=click.IntRange(1), help="So many utterances are tried."

@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import click
 
@@ -20,14 +20,30 @@ from featcache.cli.output import be_quiet, hint, is_quiet, print_json, say, show
 from featcache.errors import CacheLockedError, FeatcacheError, NotACacheError
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from featcache.store import Cache
 
 P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
 # exit codes; the last one is that of a program whose reader has gone, in any shell
 NO, IMPOSSIBLE, LATER, UNREAD = 1, 2, 75, 141
 
-CACHE = click.argument("cache", metavar="CACHE")
-CACHES = click.argument("caches", metavar="CACHE...", nargs=-1, required=True)
+
+def place(name: str, kind: str = "dir", *, many: bool = False) -> Callable[[F], F]:
+    """Return an argument that a shell completes: by directories, or by files as well ("file")."""
+
+    def complete(ctx: click.Context, param: click.Parameter, text: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(text, type=kind)]
+
+    metavar = name.upper() if not many else f"{name.upper().removesuffix('S')}..."
+    nargs = {"nargs": -1, "required": True} if many else {}
+    return click.argument(name, metavar=metavar, shell_complete=complete, **nargs)
+
+
+CACHE, CACHES = place("cache"), place("caches", many=True)
 WHERE = click.option(
     "--where",
     metavar="EXPR",
