@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,14 +54,18 @@ def convert(
         declared = source.opened.manifest.declared
         _require(feature, declared)
         features = [_declared(declared[name], asked) for name in feature or source.features]
-        new = featcache.convert(
-            source,
-            dst,
-            features=features,
-            parallel={"env": "local", "n_workers": jobs} if jobs > 1 else None,
-            overwrite=overwrite,
-            progressbar=sys.stderr.isatty() and not is_quiet(),
-        )
+        try:
+            new = featcache.convert(
+                source,
+                dst,
+                features=features,
+                parallel={"env": "local", "n_workers": jobs} if jobs > 1 else None,
+                overwrite=overwrite,
+                progressbar=not is_quiet(),
+            )
+        except KeyboardInterrupt:
+            hint("stopped; the same call goes on from here")
+            raise
     _print_made("convert", new, as_json)
 
 

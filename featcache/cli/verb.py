@@ -39,8 +39,9 @@ def place(name: str, kind: str = "dir", *, many: bool = False) -> Callable[[F], 
         return [CompletionItem(text, type=kind)]
 
     metavar = name.upper() if not many else f"{name.upper().removesuffix('S')}..."
-    nargs = {"nargs": -1, "required": True} if many else {}
-    return click.argument(name, metavar=metavar, shell_complete=complete, **nargs)
+    return click.argument(
+        name, metavar=metavar, nargs=-1 if many else 1, required=True, shell_complete=complete
+    )
 
 
 CACHE, CACHES = place("cache"), place("caches", many=True)
