@@ -64,7 +64,7 @@ def convert(
                 progressbar=not is_quiet(),
             )
         except KeyboardInterrupt:
-            hint("stopped; the same call goes on from here")
+            hint("stopped; the same call goes on from what is stored")
             raise
     _print_made("convert", new, as_json)
 
