@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +14,17 @@ if TYPE_CHECKING:
 
 LINE_S = 60.0  # between the lines of a log
 DELAY_S = 1.0  # shorter work shows nothing
+_shown = ContextVar("whether any bar is shown", default=True)
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Show no bar within a block, whoever asks for one."""
+    before = _shown.set(False)
+    try:
+        yield
+    finally:
+        _shown.reset(before)
 
 
 def bar(
@@ -43,7 +57,7 @@ def bar(
         initial=initial,
         unit=unit,
         unit_scale=unit == "B",
-        disable=not shown,
+        disable=not (shown and _shown.get()),
         delay=delay_s,
         colour=colour,
         miniters=1,

@@ -66,7 +66,8 @@ def info(cache: Cache | CachePath) -> dict[str, object]:
     "complete", "incomplete", "being written" or "damaged"; "error": why it is damaged;
     "utterances", "expected" and "failed" are numbers; "hours" of the first feature that has
     `frame_s`; "bytes" of all arrays as they are stored; "generation", "tags"; "made": {"when",
-    "by"}; "writer": {"host", "pid", "since", "utterances"}, these durable and not published yet;
+    "by"}; "writer": {"host", "pid", "since", "utterances"}; "unpublished": the utterances, these,
+    that are durable and in no generation yet, also where their writer was killed;
     "features": [{"name", "frames", "dims", "dtype", "backend", "codec", "bytes", "frame_s"}];
     "annotations": their kinds by name. None stands for what is not known.
 
@@ -91,7 +92,7 @@ def info(cache: Cache | CachePath) -> dict[str, object]:
 
 _INFO = (
     *("path", "kind", "state", "error", "utterances", "expected", "failed", "hours", "bytes"),
-    *("generation", "tags", "made", "writer", "features", "annotations"),
+    *("generation", "tags", "made", "writer", "unpublished", "features", "annotations"),
 )
 
 
@@ -100,7 +101,9 @@ def _info(opened: Generation) -> dict[str, object]:
     recorded = [witnesses(each) for each in sets]
     made = max(map(made_at, sets, recorded))
     features = [_feature(opened, name) for name in opened.features]
-    writer = None if opened.settings.version else _writer(opened.cache_path, sets)
+    is_tag = bool(opened.settings.version)
+    writer = None if is_tag else _writer(opened.cache_path, sets)
+    unpublished = 0 if is_tag else sum(count_unpublished(e.path, e.manifest) for e in sets)
     adopted = any(part.adopted is not None for each in sets for part in each.manifest.parts)
     return {
         "path": str(opened.cache_path),
@@ -115,7 +118,8 @@ def _info(opened: Generation) -> dict[str, object]:
         "generation": manifest.generation,
         "tags": tags_of_sets(opened.cache_path),
         "made": {"when": _iso(made), "by": next(filter(None, map(made_by, recorded)), None)},
-        "writer": writer,
+        "writer": writer and {**writer, "utterances": unpublished},
+        "unpublished": unpublished,
         "features": features,
         "annotations": {name: each.kind for name, each in manifest.annotations.items()},
     }
@@ -124,7 +128,9 @@ def _info(opened: Generation) -> dict[str, object]:
 def _feature(opened: Generation, name: str) -> dict[str, object]:
     declared, columns = opened.manifest.features[name], opened.index.features[name]
     frame_s = declared.get("frame_s")
-    frames = None if declared["time_axis"] is None else int(columns.rows.sum())
+    frames = None
+    if declared["time_axis"] is not None:
+        frames = int(opened.arrays(name).all_lengths.sum())
     return {
         "name": name,
         "frames": frames,
@@ -139,16 +145,13 @@ def _feature(opened: Generation, name: str) -> dict[str, object]:
 
 
 def _writer(cache: Path, sets: Sequence[Generation]) -> dict[str, object] | None:
-    """Return who writes a cache as its lock files say, and what is durable beside a generation."""
+    """Return who writes a cache, as its lock files say."""
     places = every_directory(cache)
     known = {part.name for each in sets for part in each.manifest.parts}
     parts = (part for place in places for part in part_directories(place))
     found = map(holder, (*places, *(part for part in parts if part.name not in known)))
     at_work: Holder | None = next((each for each in found if may_live(each)), None)
-    if at_work is None:
-        return None
-    count = sum(count_unpublished(each.path, each.manifest) for each in sets)
-    return {**at_work._asdict(), "since": _in_iso(at_work.since), "utterances": count}
+    return at_work and {**at_work._asdict(), "since": _in_iso(at_work.since)}
 
 
 def _iso(time: datetime) -> str:

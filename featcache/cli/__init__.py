@@ -6,9 +6,12 @@ A verb parses, calls what Python has, and prints. Its module is loaded when it i
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 VERBS: Mapping[str, tuple[str, str]] = {
     "info": ("info", "What caches hold, and how far they are."),
     "ls": ("look", "Utterances of a cache: ids, frames, annotations."),
-    "show": ("show", "Single utterances: shapes, values, a picture."),
+    "show": ("look", "Single utterances: shapes, values, a picture."),
     "stats": ("look", "Mean and deviation of each feature."),
     "made-from": ("look", "What a cache was made from."),
     "diff": ("compare", "How two caches differ in what they hold and were made from."),
@@ -39,11 +42,23 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "convert": ("make", "Write a cache, or another store, anew in another format."),
     "adopt": ("make", "Make a cache of a store where it lies, without a copy."),
 }
-INTERRUPTED = 130  # exit code
+IMPOSSIBLE, INTERRUPTED = 2, 130  # exit codes
 
 
 class Verbs(click.Group):
     """The verbs, each loaded when it is called."""
+
+    def main(self, *args: Any, **settings: Any) -> Any:
+        """Run the command; what cannot be printed, help as well, is no answer."""
+        for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+            if getattr(sys, name) is None:  # closed by whoever called
+                setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115
+        try:
+            return super().main(*args, **settings)
+        except OSError as error:
+            click.echo(f"featcache: {reason(error)}", err=True)
+            settle_output()
+            sys.exit(IMPOSSIBLE)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """List the names of the verbs."""
@@ -90,7 +105,28 @@ class Verbs(click.Group):
             ctx.exit(INTERRUPTED)
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+def reason(error: OSError) -> str:
+    """Return what an error of the system says, as the errors of this library say it."""
+    if error.strerror is None:
+        return str(error)
+    said = error.strerror[:1].lower() + error.strerror[1:]
+    return f"{str(error.filename)!r}: {said}" if error.filename is not None else said
+
+
+def settle_output() -> None:
+    """Print what is left of the answer, or send it nowhere: it would fail once more at the end."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):  # stdout is no file
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@click.group(
+    cls=Verbs,
+    subcommand_metavar="VERB [ARGS]...",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(featcache.__version__, prog_name="featcache")
 def main() -> None:
     """Look at caches of speech features, and edit them.

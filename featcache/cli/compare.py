@@ -9,14 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcache.cli.output import bar, duration, hint, print_json, say, shown, size, value_text
-from featcache.cli.verb import CACHES, JSON, NO, end, found, opened, verb
-from featcache.errors import (
-    CorruptCacheError,
-    FormatVersionError,
-    NotACacheError,
-    counted,
+from featcache._progress import bar
+from featcache.cli.output import duration, hint, print_json, say, shown, size, value_text
+from featcache.cli.verb import (
+    CACHES,
+    IMPOSSIBLE,
+    JSON,
+    NO,
+    end,
+    found,
+    in_words,
+    opened,
+    place,
+    verb,
 )
+from featcache.errors import CorruptCacheError, FeatcacheError, counted
 
 if TYPE_CHECKING:
     from featcache.inspect import Diff
@@ -32,33 +39,46 @@ _NAMED = 20  # arrays of a container that are damaged
 @click.option("--sample", metavar="N", type=click.IntRange(1), help="So many utterances alone.")
 @JSON
 def verify(caches: tuple[str, ...], columns: bool, sample: int | None, as_json: bool) -> None:
-    """Compare all bytes of caches with their checksums. Exit code 1: damage."""
+    """Compare all bytes of caches with their checksums. Exit code 1: damage.
+
+    A cache that could not be read is told of, the others are compared; exit code 2 then.
+    """
     if columns and sample is not None:
         raise click.UsageError("--columns or --sample, not both")
     checked = "columns" if columns else "arrays" if sample is None else "sample"
-    told = []
-    for path in found(caches):
-        told.append(_verified(path, checked, sample))
+    told, paths = [], found(caches)
+    unread = False
+    for path in paths:
+        try:
+            told.append(_verified(path, checked, sample))
+        except FeatcacheError as error:
+            if len(paths) == 1:
+                raise
+            unread = True
+            say(shown(in_words(str(error)), lines=True), fg="red", err=True)
+            continue
         if not as_json:
             _print_verified(told[-1])
     if as_json:
         print_json("verify", {"caches": told})
-    if any(_is_damaged(each) for each in told):
-        end(NO)
+    if unread or any(_is_damaged(each) for each in told):
+        end(IMPOSSIBLE if unread else NO)
 
 
 def _verified(path: str, checked: str, sample: int | None) -> dict[str, Any]:
-    begun = time.perf_counter()
     told: dict[str, Any] = {"path": path, "checked": checked, "bytes": 0, "utterances": 0}
+    begun = time.perf_counter()
     damaged: list[dict[str, Any]] = []
     elsewhere: list[dict[str, Any]] = []
     errors: list[str] = []
     pages = 0
     try:
         cache = opened(path)
-        told |= {"utterances": len(cache)}
+        count = len(cache) if sample is None else min(sample, len(cache))
+        told |= {"utterances": len(cache), "utterances_checked": count}
+        begun = time.perf_counter()  # what is told is the time of reading
         if checked == "sample":
-            told["bytes"], damaged, errors = _of_sample(cache, sample or 0)
+            told["bytes"], damaged, errors = _of_sample(cache, count)
         else:
             told["bytes"], all_damage = _of_all(path, cache, arrays=checked == "arrays")
             for each in all_damage:
@@ -68,10 +88,8 @@ def _verified(path: str, checked: str, sample: int | None) -> dict[str, Any]:
                     damaged += _arrays_of(each)
                     elsewhere += _elsewhere(each)
                     pages += len(each.pages or ())
-    except (NotACacheError, FormatVersionError):
-        raise
     except CorruptCacheError as error:
-        errors += str(error).splitlines()
+        errors += in_words(str(error)).splitlines()
     return told | {
         "seconds": time.perf_counter() - begun,
         "damaged_pages": pages,
@@ -90,11 +108,11 @@ def _of_all(path: str, cache: Cache, *, arrays: bool) -> tuple[int, list[Damage]
     generation = cache.opened
     if arrays:
         generation.check_collected("verify")
-    sets = generation.sets.values() or (generation,)
-    total = sum(int(each.index.containers.sizes.sum()) for each in sets) if arrays else 0
+    total = generation.container_bytes if arrays else 0
     alone = cache.version is not None
-    with reading(cache.path), bar(f"verify {path}", total) as tell:
-        damage = list(dict.fromkeys(damage_of(generation, arrays=arrays, alone=alone, tell=tell)))
+    with reading(cache.path), bar(f"verify {shown(path)}", total, shown=arrays) as told:
+        found = damage_of(generation, arrays=arrays, alone=alone, tell=told.update)
+        damage = list(dict.fromkeys(found))
     tell_unequal_ends(cache.path, generation.manifest, generation.index)
     return total, damage
 
@@ -102,20 +120,21 @@ def _of_all(path: str, cache: Cache, *, arrays: bool) -> tuple[int, list[Damage]
 def _of_sample(cache: Cache, sample: int) -> tuple[int, list[dict[str, Any]], list[str]]:
     """Read some utterances, drawn at random, and compare them with their checksums."""
     checking = opened(cache.path, version=cache.version, check_reads=True)
-    table = checking.table.sample(min(sample, len(checking)))
+    table = checking.table.sample(sample)
     nbytes = 0
     damaged: list[dict[str, Any]] = []
     errors: list[str] = []
-    with bar(f"verify {sample} of {cache.path}", 0) as tell:
+    what = shown(f"verify {sample:,} of {cache.path}")
+    with bar(what, sample, unit=" utterances") as told:
         for id in table:
             for feature in table.features:
                 try:
                     array = table.read(id, feature, copy=False)
                     nbytes += array.nbytes
-                    tell(array.nbytes)
                 except CorruptCacheError as error:
                     damaged.append({"id": id, "feature": feature, "container": None, "pages": []})
-                    errors.append(str(error))
+                    errors.append(in_words(str(error)))
+            told.update()
     return nbytes, damaged, errors
 
 
@@ -145,16 +164,20 @@ def _is_damaged(told: Mapping[str, Any]) -> bool:
 def _print_verified(told: Mapping[str, Any]) -> None:
     path, seconds = shown(told["path"]), told["seconds"]
     what = counted(told["utterances"], "utterance")
+    if told["checked"] == "sample":
+        what = f"{told['utterances_checked']:,} of {what}"
     if not _is_damaged(told):
-        how = {"columns": "index and statistics alone", "sample": "a sample alone"}
         speed = f", {size(told['bytes'] / seconds)}/s" if told["bytes"] and seconds > 0.1 else ""
-        read = how.get(told["checked"], f"{size(told['bytes'])}")
+        columns = told["checked"] == "columns"
+        read = "index and statistics alone" if columns else size(told["bytes"])
         state = click.style("whole", fg="green")
         say(f"{state}  {path}: {what}, {read}, {duration(seconds)}{speed}")
         return
     ids = {each["id"] for each in told["damaged"]}
-    pages = f", {counted(told['damaged_pages'], 'page')}" if told["damaged_pages"] else ""
-    say(f"{click.style('DAMAGED', fg='red', bold=True)}  {path}: {len(ids):,} of {what}{pages}")
+    words = [f"{len(ids):,} of {what}"] if ids or not told["errors"] else []
+    words += [counted(told["damaged_pages"], "page")] if told["damaged_pages"] else []
+    more = f": {', '.join(words)}" if words else ""  # of a file that is lost nobody has counted
+    say(f"{click.style('DAMAGED', fg='red', bold=True)}  {path}{more}")
     containers = dict.fromkeys(
         each["container"] for each in (*told["damaged"], *told["elsewhere"]) if each["container"]
     )
@@ -163,7 +186,21 @@ def _print_verified(told: Mapping[str, Any]) -> None:
     for error in told["errors"]:
         say(f"  {shown(error)}")
     rest = "all else is whole; " if containers and not told["errors"] else ""
-    hint(f"{rest}see: featcache repair {told['path']} --dry-run")
+    if _has_manifest(told["path"]):  # repair begins at it
+        hint(f"{rest}see: featcache repair {told['path']} --dry-run")
+
+
+def _has_manifest(path: str) -> bool:
+    from featcache.format.feature_sets import every_directory
+    from featcache.format.manifest import read_manifest
+
+    cache = Path(path.rpartition("@")[0] or path)
+    try:
+        for each in every_directory(Path(path) if Path(path).exists() else cache):
+            read_manifest(each)
+    except FeatcacheError:
+        return False
+    return True
 
 
 def _print_container(told: Mapping[str, Any], container: str) -> None:
@@ -190,8 +227,8 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 @verb
-@click.argument("a", metavar="A")
-@click.argument("b", metavar="B")
+@place("a")
+@place("b")
 @click.option("--values", is_flag=True, help="Read and compare all arrays that both have.")
 @click.option("--atol", metavar="X", type=float, default=0.0, help="Differences up to X are none.")
 @click.option("--ids", is_flag=True, help="List the ids that only one has.")
@@ -250,6 +287,10 @@ def _print_diff(told: Diff, shared: Sequence[str]) -> None:
         if count
     ]
     for name, changed in told["features"].items():
+        if "name" in changed:
+            which = "second" if changed["name"][0] is None else "first"
+            lines.append(f"{name}: only in the {which}")
+            continue
         lines.append(f"{name}: {', '.join(_change(key, *pair) for key, pair in changed.items())}")
     for name, each in (values or {}).items():
         largest = "not finite in one" if each["largest"] is None else value_text(each["largest"])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from featcache.cli.output import hint, print_json, print_table, say, shown, size
-from featcache.cli.verb import CACHE, JSON, NO, WHERE, end, opened, verb
+from featcache.cli.verb import CACHE, JSON, NO, WHERE, end, in_words, opened, verb
 from featcache.errors import CacheError, ConfigError, counted
 
 if TYPE_CHECKING:
@@ -94,14 +94,18 @@ def repair(cache: str, dry_run: bool, file: Any, as_json: bool) -> None:
             content[name] = getattr(told, name)
         print_json("repair", content)
     else:
-        _print_repair(told)
+        _print_repair(cache, told)
     if told.lost or told.unnamed or told.annotations:
         end(NO)
 
 
-def _print_repair(told: Repair) -> None:
+def _print_repair(cache: str, told: Repair) -> None:
     if told.is_whole:
         say(str(told), fg="green")
+        try:
+            opened(cache).opened.check_collected("repair")
+        except CacheError as error:  # then nobody knows whether its bytes are whole
+            hint(in_words(str(error)))
         return
     would = "" if told.done else "would be "
     lost = len(told.lost_ids) + told.unnamed

@@ -23,7 +23,7 @@ from featcache.cli.output import (
     shown,
     size,
 )
-from featcache.cli.verb import CACHES, IMPOSSIBLE, JSON, NO, end, found, opened, verb
+from featcache.cli.verb import CACHES, IMPOSSIBLE, JSON, NO, end, found, in_words, opened, verb
 from featcache.errors import StaleCacheError, counted
 
 Info = dict[str, Any]  # as `inspect.info` returns it
@@ -67,7 +67,7 @@ def info(
         _print(told, _names(paths))
     for each in told:
         if each["error"]:
-            say(shown(each["error"], lines=True), fg="red", err=True)
+            say(shown(in_words(each["error"]), lines=True), fg="red", err=True)
     if any(each["state"] == "damaged" for each in told):
         end(IMPOSSIBLE)
     lacking = [each for each in told if "complete" in required and each["state"] != "complete"]
@@ -133,6 +133,11 @@ def _print_more(name: str, told: Info) -> None:
         say(_writer_line(told, None))
     if told["expected"] is not None and told["state"] == "incomplete":
         say(shown(f"{name}: {told['utterances']:,} of {told['expected']:,} expected"))
+    if told["kind"] == "adopted":
+        say(shown(f"{name}: adopted, the bytes stay where they were"))
+    if told["unpublished"] and not told["writer"]:
+        left = counted(told["unpublished"], "utterance")
+        say(shown(f"{name}: {left} left by a killed writer; see: featcache recover {told['path']}"))
     if told["failed"]:
         say(shown(f"{name}: {counted(told['failed'], 'utterance')} failed"))
     if told["tags"]:

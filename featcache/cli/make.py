@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import click
 import numpy as np
 
 from featcache.cli.output import duration, hint, is_quiet, print_json, print_table, say, shown, size
-from featcache.cli.verb import CACHES, JSON, opened, verb
+from featcache.cli.verb import CACHES, JSON, opened, place, verb
 from featcache.errors import UnknownNameError, counted, nearest
 
 if TYPE_CHECKING:
@@ -31,8 +30,8 @@ _OVERWRITE = click.option("--overwrite", is_flag=True, help="Replace what DST ho
 
 
 @verb
-@click.argument("src", metavar="SRC")
-@click.argument("dst", metavar="DST")
+@place("src", "file")
+@place("dst")
 @click.option("-b", "--backend", metavar="BACKEND", help="Such as hdf5, zarr, memmap.")
 @click.option("-c", "--codec", metavar="CODEC", help="Such as raw, zstd, lilcom.")
 @click.option("-d", "--dtype", metavar="DTYPE", help="Of features of this kind of numbers.")
@@ -55,14 +54,18 @@ def convert(
         declared = source.opened.manifest.declared
         _require(feature, declared)
         features = [_declared(declared[name], asked) for name in feature or source.features]
-        new = featcache.convert(
-            source,
-            dst,
-            features=features,
-            parallel={"env": "local", "n_workers": jobs} if jobs > 1 else None,
-            overwrite=overwrite,
-            progressbar=sys.stderr.isatty() and not is_quiet(),
-        )
+        try:
+            new = featcache.convert(
+                source,
+                dst,
+                features=features,
+                parallel={"env": "local", "n_workers": jobs} if jobs > 1 else None,
+                overwrite=overwrite,
+                progressbar=not is_quiet(),
+            )
+        except KeyboardInterrupt:
+            hint("stopped; the same call goes on from what is stored")
+            raise
     _print_made("convert", new, as_json)
 
 
@@ -127,8 +130,8 @@ def _print_made(name: str, cache: Cache, as_json: bool) -> None:
 
 
 @verb
-@click.argument("src", metavar="SRC")
-@click.argument("dst", metavar="DST")
+@place("src", "file")
+@place("dst")
 @_KIND
 @_PATTERN
 @click.option("--feature", metavar="NAME", default="feats", help="Where SRC names none.")
@@ -232,7 +235,7 @@ def _sample(text: str | None) -> int | Literal["all"] | None:
 
 
 @verb
-@click.argument("src", metavar="SRC")
+@place("src", "file")
 @click.option("-f", "--feature", metavar="FEATURE", multiple=True, help="These features alone.")
 @click.option(
     "-n", "utterances", metavar="N", type=click.IntRange(1), help="So many utterances are tried."

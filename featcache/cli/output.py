@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import sys
-import time
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import chain, islice
 from typing import Any
@@ -83,6 +81,13 @@ def _cut(text: str, width: int, mark: str) -> str:
 def has_unicode() -> bool:
     """Whether the answer goes to where all characters can be written."""
     return "utf" in (getattr(sys.stdout, "encoding", None) or "").lower()
+
+
+def in_colour() -> bool:
+    """Whether the answer goes to where colours are wanted."""
+    context = click.get_current_context(silent=True)
+    wanted = None if context is None else context.color
+    return sys.stdout.isatty() if wanted is None else wanted
 
 
 def room() -> int | None:
@@ -195,38 +200,6 @@ def is_quiet() -> bool:
 def be_quiet() -> None:
     """Print nothing but errors from now on."""
     click.get_current_context().meta[_QUIET] = True
-
-
-@contextlib.contextmanager
-def bar(what: str, total: int) -> Iterator[Callable[[int], object]]:
-    """Show how many of some bytes are done: a bar in a terminal, else a line a minute."""
-    if is_quiet():
-        yield lambda _: None
-    elif sys.stderr.isatty():
-        from tqdm import tqdm
-
-        with tqdm(
-            total=total, desc=shown(what), unit="B", unit_scale=True, leave=False, delay=1
-        ) as shown_bar:
-            yield shown_bar.update
-    else:
-        yield _Lines(what, total).update
-
-
-class _Lines:
-    """A line a minute."""
-
-    def __init__(self, what: str, total: int) -> None:
-        self._what, self._total, self._done = what, total, 0
-        self._begun = self._told = time.monotonic()
-
-    def update(self, nbytes: int) -> None:
-        self._done += nbytes
-        now = time.monotonic()
-        if now - self._told >= 60:
-            self._told, rate = now, self._done / (now - self._begun)
-            left = duration((self._total - self._done) / rate)
-            hint(f"{self._what}: {size(self._done)} of {size(self._total)}, {left} left")
 
 
 # Numbers for people.

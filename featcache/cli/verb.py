@@ -10,22 +10,41 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import click
 
-from featcache.cli.output import be_quiet, is_quiet, print_json, say, shown
+from featcache._progress import without_bars
+from featcache.cli import reason, settle_output
+from featcache.cli.output import be_quiet, hint, is_quiet, print_json, say, shown
 from featcache.errors import CacheLockedError, FeatcacheError, NotACacheError
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from featcache.store import Cache
 
 P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
 # exit codes; the last one is that of a program whose reader has gone, in any shell
 NO, IMPOSSIBLE, LATER, UNREAD = 1, 2, 75, 141
 
-CACHE = click.argument("cache", metavar="CACHE")
-CACHES = click.argument("caches", metavar="CACHE...", nargs=-1, required=True)
+
+def place(name: str, kind: str = "dir", *, many: bool = False) -> Callable[[F], F]:
+    """Return an argument that a shell completes: by directories, or by files as well ("file")."""
+
+    def complete(ctx: click.Context, param: click.Parameter, text: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(text, type=kind)]
+
+    metavar = name.upper() if not many else f"{name.upper().removesuffix('S')}..."
+    return click.argument(
+        name, metavar=metavar, nargs=-1 if many else 1, required=True, shell_complete=complete
+    )
+
+
+CACHE, CACHES = place("cache"), place("caches", many=True)
 WHERE = click.option(
     "--where",
     metavar="EXPR",
@@ -64,7 +83,7 @@ def verb(function: Callable[P, None]) -> click.Command:
         with (
             _errors(name, bool(own.get("as_json")), bool(debug)),
             _log_to_stderr(),
-            _answer() if quiet else contextlib.nullcontext(),
+            _silence() if quiet else contextlib.nullcontext(),
         ):
             function(*args, **own)  # type: ignore[arg-type]
             sys.stdout.flush()
@@ -91,9 +110,10 @@ def _send_all_characters() -> None:
 
 
 @contextlib.contextmanager
-def _answer() -> Iterator[None]:
-    """Send the answer nowhere."""
+def _silence() -> Iterator[None]:
+    """Send the answer nowhere, and show no bar."""
     with (
+        without_bars(),
         open(os.devnull, "w", encoding="utf-8") as nowhere,  # noqa: PTH123 (no file)
         contextlib.redirect_stdout(nowhere),
     ):
@@ -107,6 +127,12 @@ _WORDS = {
     "featcache.store.repair(path) (first with dry_run=True)": "featcache repair (--dry-run first)",
     "unknown='skip'": "--unknown skip",
     "call collect() of the cache once, opened without that": "run featcache collect on it once",
+    "call collect() of it once": "run featcache collect on it once",
+    "as check_reads needs": "as verify needs",
+    "opening the cache with verify='arrays' tells": "featcache verify tells",
+    " (or open the cache with featcache.open to read it)": "",
+    " (settings of featcache.adopt, such as kind=, are given as adopting={'kind': ...})": "",
+    "give kind=, ": "give --kind, ",
 }
 
 
@@ -130,13 +156,19 @@ def _log_to_stderr() -> Iterator[None]:
         logger.propagate = before
 
 
+def in_words(text: str) -> str:
+    """Return a message of the library in the words of the command line."""
+    for python, word in _WORDS.items():
+        text = text.replace(python, word)
+    return text
+
+
 @contextlib.contextmanager
 def _errors(name: str, is_json: bool, debug: bool) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:  # `| head`: whoever reads has read enough
-        with contextlib.suppress(OSError, ValueError):  # what is left would fail at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        settle_output()
         raise SystemExit(UNREAD) from None
     except click.UsageError as error:
         if is_json:
@@ -146,20 +178,23 @@ def _errors(name: str, is_json: bool, debug: bool) -> Iterator[None]:
         raise
     except click.ClickException as error:
         _tell(name, error, error.format_message(), is_json, debug)
-    except (FeatcacheError, OSError) as error:
+    except FeatcacheError as error:
         _tell(name, error, str(error), is_json, debug)
+    except OSError as error:
+        _tell(name, error, reason(error), is_json, debug)
     except Exception as error:
         text = f"{type(error).__name__}: {error}; an error of featcache's own, see --debug"
         _tell(name, error, text, is_json, debug)
 
 
 def _tell(name: str, error: Exception, text: str, is_json: bool, debug: bool) -> None:
-    for python, word in _WORDS.items():
-        text = text.replace(python, word)
+    text = in_words(text)
     if is_json:
-        _print_error(name, error, text)
+        with contextlib.suppress(OSError):  # which may be the error
+            _print_error(name, error, text)
     if debug:
         traceback.print_exc()
+    settle_output()
     say(f"featcache {name}: {shown(text, lines=True)}", fg="red", err=True)
     raise SystemExit(LATER if isinstance(error, CacheLockedError) else IMPOSSIBLE) from error
 
@@ -203,5 +238,7 @@ def _below(folder: Path, levels: int) -> Iterator[str]:
         yield str(folder)
     elif levels:
         for each in sorted(each for each in folder.iterdir() if each.is_dir()):
-            with contextlib.suppress(PermissionError):
+            try:
                 yield from _below(each, levels - 1)
+            except PermissionError as error:
+                hint(reason(error))

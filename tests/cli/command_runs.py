@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.cli import main
 
+COMMAND = [sys.executable, "-m", "featcache"]
 SPEAKERS = ("anna", "ben", "ella")
 FINGERPRINT: dict[str, object] = {"model": "wavlm", "layer": 9}
 

@@ -15,18 +15,6 @@ from featcache import CacheWriter, FeatureStorageConfig
 from featcache.reading.verify import DamagedArray, PageDamage
 
 
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that no test changes."""
-    return make(tmp_path_factory.mktemp("stored") / "train")
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    """A cache that a test may change."""
-    return make(tmp_path / "train")
-
-
 def test_a_whole_cache_is_whole(stored: Path) -> None:
     found = run("verify", stored, "--json")
     assert (found.code, found.err) == (0, "")
@@ -38,6 +26,7 @@ def test_a_whole_cache_is_whole(stored: Path) -> None:
         "checked": "arrays",
         "bytes": int(sizes.sum()),
         "utterances": 30,
+        "utterances_checked": 30,
         "damaged_pages": 0,
         "damaged": [],
         "elsewhere": [],

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,30 +13,6 @@ from command_runs import FINGERPRINT, damage, fbank_of, id_of, make, run
 
 import featcache
 from featcache import CacheWriter
-
-KILLED = """
-import os, sys, time, numpy as np, featcache
-writer = featcache.CacheWriter(sys.argv[1], [featcache.FeatureStorageConfig("fbank")])
-for number in range(3):
-    writer.write(f"utt-{number}", {"fbank": np.ones((5, 4), np.float32)})
-writer._parts.seal()
-os.kill(os.getpid(), 9)
-"""
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    """A cache that a test may change."""
-    return make(tmp_path / "train")
-
-
-def test_what_a_killed_writer_left_is_published(tmp_path: Path) -> None:
-    script = [sys.executable, "-c", KILLED, str(tmp_path)]
-    assert subprocess.run(script, check=False).returncode == -signal.SIGKILL
-    assert len(featcache.open(tmp_path)) == 0
-    found = run("recover", tmp_path, "--json")
-    assert found.json["utterances"] == 3
-    assert len(featcache.open(tmp_path)) == 3
 
 
 def test_deleting_asks(cache: Path) -> None:

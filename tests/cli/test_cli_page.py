@@ -27,8 +27,10 @@ def test_each_command_of_the_page_does_what_it_says(
         told[words[0]] = run(*words)
         expected = 1 if words[0] == "diff" else 0  # the dtype and the backend differ
         assert told[words[0]].code == expected, (command, told[words[0]])
-    assert len(told) == len(COMMANDS) == 7
+    assert len(told) == len(COMMANDS) == 9
     assert "largest difference" not in told["diff"].out
     assert "5 shown" in told["ls"].err
     assert told["verify"].out.startswith("whole")
+    assert told["repair"].out.startswith("whole")
+    assert Path("report.html").stat().st_size > 10_000
     assert len(featcache.open("features/train")) < 30
