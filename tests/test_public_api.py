@@ -60,6 +60,7 @@ PUBLIC = [
     "join",
     "open",
     "samplers",
+    "taps",
     "through",
     "unpad",
     "utterances",
