@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from featcache.tables.segments import Windows as Windows
     from featcache.tables.table import FeatureTable as FeatureTable
     from featcache.tables.times import Seconds as Seconds
+    from featcache.tapped_model import taps as taps
     from featcache.workers.config import ParallelConfig as ParallelConfig
     from featcache.writing.cache_writer import CacheWriter as CacheWriter
 
@@ -68,6 +69,7 @@ _HOMES = {
     "extract": "featcache.extraction.extract",
     "join": "featcache.tables.combine",
     "open": "featcache.store",
+    "taps": "featcache.tapped_model",
     "through": "featcache.lazy.through",
     "unpad": "featcache.extraction.unpad",
     "utterances": "featcache.interop.utterances",

@@ -8,6 +8,7 @@ Stop it and run it again, on any number of workers: what is in a cache is not co
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,37 +107,31 @@ class Fbank(torch.nn.Module):
 
 
 class Ssl(torch.nn.Module):
-    """A layer of a self-supervised encoder of `transformers`, every 20 ms in most."""
+    """Layers of a self-supervised encoder of `transformers`, every 20 ms in most."""
 
-    def __init__(self, model: str, layer: int) -> None:
+    def __init__(self, model: str, layers: dict[str, str]) -> None:
         from transformers import AutoFeatureExtractor, AutoModel  # needed for this class only
 
         super().__init__()
-        self.layer = layer
         # refuses other sample rates than its own
         self.normalise = AutoFeatureExtractor.from_pretrained(model)  # type: ignore[no-untyped-call]
-        self.encoder = AutoModel.from_pretrained(model).eval()
-        layers = self.encoder.config.num_hidden_layers
-        if not 0 <= layer <= layers:
-            sys.exit(f"{model!r} has the layers 0 to {layers}, not {layer!r}")
+        # what comes after the last of the layers is not computed
+        self.tapped = featcache.taps(AutoModel.from_pretrained(model).eval(), layers)
 
-    @torch.no_grad()
     def compute_features(self, batch: list[Any]) -> list[dict[str, Any]]:
-        """Compute of each recording "ssl", float32 (frames, dims)."""
+        """Compute of each recording each layer, float32 (frames, dims)."""
         return [
-            {"id": item["id"], "ssl": self(item["samples"], item["sample_rate_hz"])}
-            for item in batch
+            {"id": item["id"], **self(item["samples"], item["sample_rate_hz"])} for item in batch
         ]
 
-    def forward(self, samples: NDArray[np.float32], sample_rate_hz: int) -> torch.Tensor:
+    def forward(self, samples: NDArray[np.float32], sample_rate_hz: int) -> dict[str, torch.Tensor]:
         """Encode samples."""
+        encoder = self.tapped.model
         inputs = self.normalise(samples, sampling_rate=sample_rate_hz, return_tensors="pt").to(
-            self.encoder.device
+            encoder.device
         )
-        hidden: torch.Tensor = self.encoder(**inputs, output_hidden_states=True).hidden_states[
-            self.layer
-        ][0]
-        return hidden
+        _, features = self.tapped(inputs.pop(encoder.main_input_name), **inputs)
+        return {name: frames[0] for name, frames in features.items()}
 
 
 class Tokens(torch.nn.Module):
@@ -232,6 +227,8 @@ def load_settings(file: str, *overrides: str) -> Settings:
         )
     if settings["feature"] not in ("fbank", "ssl"):
         sys.exit(f"feature is 'fbank' or 'ssl', not {settings['feature']!r}")
+    if "ssl" not in settings["ssl"]["layers"]:
+        sys.exit("ssl.layers names no layer for the feature 'ssl', which tokens are made of")
     settings["splits"] = {
         split: source for split, source in settings["splits"].items() if source is not None
     }
@@ -250,6 +247,8 @@ def main(arguments: list[str]) -> None:
     )
     shared = {"batch_size": settings["batch_size"], "on_error": settings["on_error"]}
 
+    names = settings["ssl"]["layers"] if feature == "ssl" else ["fbank"]
+
     # 1. Features, split by split, on the workers.
     features = {}
     for split, source in settings["splits"].items():
@@ -260,7 +259,7 @@ def main(arguments: list[str]) -> None:
         features[split] = featcache.extract(
             Encoding(cuts, settings),
             folder / "features" / split,
-            [storage[feature]],
+            [replace(storage[feature], name=name) for name in names],
             parallel=settings["parallel"],
             annotations=["text", "speaker", "duration"],
             # besides code, settings and weights of the encoder

@@ -21,6 +21,7 @@ import torch
 from places import ROOT
 
 import featcache
+from featcache.errors import ConfigError
 
 pytest.importorskip("sklearn")
 threadpoolctl = pytest.importorskip("threadpoolctl")
@@ -237,7 +238,7 @@ def test_recordings_that_cannot_be_opened_are_named_and_left_out_or_end_the_run(
     ]
 
 
-def test_a_layer_of_an_ssl_encoder(corpus: Path, tmp_path: Path, extract: ModuleType) -> None:
+def test_layers_of_an_ssl_encoder(corpus: Path, tmp_path: Path, extract: ModuleType) -> None:
     # its annotations fit no strict check
     transformers: Any = importlib.import_module("transformers")
     torch.manual_seed(0)
@@ -260,7 +261,8 @@ def test_a_layer_of_an_ssl_encoder(corpus: Path, tmp_path: Path, extract: Module
     model.save_pretrained(tmp_path / "hubert")
     normalise = transformers.Wav2Vec2FeatureExtractor(do_normalize=True)
     normalise.save_pretrained(tmp_path / "hubert")
-    ssl = f"{{model: {tmp_path / 'hubert'}, layer: 2}}"
+    layers = "{ssl: encoder.layers.1, low: encoder.layers.0}"
+    ssl = f"{{model: {tmp_path / 'hubert'}, layers: {layers}}}"
     given = options(corpus, tmp_path, feature="ssl", ssl=ssl, parallel="null")
     extract.main(given)
     found = arrays(tmp_path, "valid")
@@ -271,8 +273,9 @@ def test_a_layer_of_an_ssl_encoder(corpus: Path, tmp_path: Path, extract: Module
         )
         inputs = normalise(samples, sampling_rate=RATE_HZ, return_tensors="pt")
         with torch.no_grad():
-            expected = model(**inputs, output_hidden_states=True).hidden_states[2][0]
-        np.testing.assert_allclose(features["ssl"], expected.numpy(), atol=2e-3)
-        assert len(features["tokens"]) == len(expected)
-    with pytest.raises(SystemExit, match="has the layers 0 to 3, not 4"):
-        extract.Ssl(str(tmp_path / "hubert"), 4)
+            _, low, expected, _ = model(**inputs, output_hidden_states=True).hidden_states
+        np.testing.assert_allclose(features["ssl"], expected[0].numpy(), atol=2e-3)
+        np.testing.assert_allclose(features["low"], low[0].numpy(), atol=2e-3)
+        assert len(features["tokens"]) == expected.shape[1]
+    with pytest.raises(ConfigError, match=r"no module 'encoder\.layers\.4'"):
+        extract.Ssl(str(tmp_path / "hubert"), {"ssl": "encoder.layers.4"})
