@@ -100,12 +100,18 @@ def timed(make: Callable[[], object], times: int = 5) -> list[float]:
     return took
 
 
-def write_cache(path: Path, count: int, annotations: Mapping[str, Column] | None = None) -> None:
+def write_cache(
+    path: Path,
+    count: int,
+    annotations: Mapping[str, Column] | None = None,
+    prefix: str = "utt",
+) -> None:
     """Write a cache whose arrays are holes in sparse files."""
     annotations = annotations or {}
     lengths = np.random.default_rng(0).integers(100, 3500, count)
-    ids = b"".join(b"utt-%08d" % number for number in range(count))
-    keys = (ids[at : at + 12] for at in range(0, len(ids), 12))
+    width = len(prefix) + 9
+    ids = b"".join(b"%b-%08d" % (prefix.encode(), number) for number in range(count))
+    keys = (ids[at : at + width] for at in range(0, len(ids), width))
     hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64, count)
     hash_rows = np.argsort(hashes)
     nbytes = lengths * MELS * 4
@@ -131,7 +137,7 @@ def write_cache(path: Path, count: int, annotations: Mapping[str, Column] | None
     index = Index(
         hashes[hash_rows],
         hash_rows,
-        Strings(np.arange(count + 1) * 12, np.frombuffer(ids, np.uint8)),
+        Strings(np.arange(count + 1) * width, np.frombuffer(ids, np.uint8)),
         {"fbank": columns},
         containers,
         {},

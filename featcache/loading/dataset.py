@@ -188,6 +188,7 @@ class FeatureDataset(Dataset[Item]):
                 raise ConfigError(f"{names!r}: an item has other uses for these names")
         self._transform = transform
         _tell_nothing(self.table)
+        self._told = False  # that a mix is read without its plan
         self._proof: tuple[object, ...] = ()  # that a sampler's numbers are rows of the table
 
     def view(self, table: FeatureTable) -> FeatureDataset:
@@ -256,6 +257,8 @@ class FeatureDataset(Dataset[Item]):
         if len(indices) == 0:
             raise ConfigError("a batch needs at least one utterance")
         self.require_rows(indices)
+        if self.table.plan is not None and getattr(indices, "draw", None) is None:
+            self._tell_unplanned(len(indices))
         keys, parts = zip(*map(key_and_part, indices), strict=True)
         rows = self.table.numbers(keys)
         cuts = cuts_by_feature(self.table, self.features, rows, keys, parts)
@@ -335,6 +338,15 @@ class FeatureDataset(Dataset[Item]):
                     error.add_note(f"in the transform of utterance {batch['id'][number]!r}")
                     raise
             yield item
+
+    def _tell_unplanned(self, size: int) -> None:
+        """Warn once of batches of a mix that no sampler of featcache has made."""
+        if size > 1 and not self._told:
+            self._told = True
+            _log.warning(
+                "batches of a mix are drawn by a sampler that knows nothing of its plan: give "
+                "featcache.samplers to the loader, or it reads each row once an epoch"
+            )
 
     def _from_the_end(self, index: Index) -> Index:
         """Return an index whose row, if it is negative, is counted from the end."""

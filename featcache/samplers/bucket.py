@@ -8,6 +8,8 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
+from functools import partial
+from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -20,14 +22,30 @@ from featcache.format.files import digest
 from featcache.interface import Ints
 from featcache.reading.opening import CachePath
 from featcache.samplers.batches import Batches
-from featcache.samplers.epoch import EpochSampler, State, shuffled_in_groups, split_up
-from featcache.samplers.order import drawn, orders, share_of
+from featcache.samplers.epoch import (
+    GROUP_SIZES,
+    EpochSampler,
+    State,
+    shuffled_in_groups,
+    split_up,
+)
+from featcache.samplers.order import Order, drawn, orders, share_of
+from featcache.samplers.windows import (
+    DEVIATIONS,
+    MOST_AT_ONCE,
+    WINDOW,
+    WindowedBatches,
+    Without,
+    spare_batches,
+    windows_of,
+)
 from featcache.tables.columns import stable_order
 from featcache.tables.table import (
     FeatureTable,
     HasSome,
     HasTable,
     Numbering,
+    RowOrder,
     column_digest,
     within_table,
 )
@@ -183,7 +201,6 @@ TOO_LONG = ("raise", "skip")
 # most that is padded for it, and half of it on average.
 SPREAD = 1.05
 DRAWS = 20  # of an epoch's batches, until they are not too many
-SPARE = 200  # an epoch may have one more in so many batches than epoch 0
 
 
 class BucketBatchSampler(EpochSampler):
@@ -247,28 +264,28 @@ class BucketBatchSampler(EpochSampler):
         self.shuffle = shuffle
         self._ids = None if ids is None else self._name(list(ids))
         self._longest = longest_of(self._lengths)
-        rows = stable_order(self._longest)  # the shortest first
-        fits = limits.fits(self._lengths, self._frame_elements)[rows]
-        self._rows, self.too_long = rows[fits], np.sort(rows[~fits])
+        self.too_long = self._over_limits()
         if len(self.too_long):
-            self._report(int(rows[~fits][-1]), leave_out=too_long == "skip")
-        self._count = 0  # of the batches of each epoch, once it is known
+            self._report(leave_out=too_long == "skip")
+        self._plan = None if self.table is None else self.table.plan
+        rows = len(self._longest) - len(self.too_long) if self._plan is None else self._plan.size
+        self._windows = windows_of(rows) if shuffle else 1
+        self._number = rows
+        self._count = 0  # of the batches of each epoch, or of each window, once it is known
 
     def __repr__(self) -> str:
         limits = ", ".join(self._limits.named("max_frames", "max_elements", "batch_size"))
-        return f"<BucketBatchSampler: {len(self._rows)} utterances, {limits}, {self._where()}>"
+        return f"<BucketBatchSampler: {self._number} utterances, {limits}, {self._where()}>"
 
     @property
     def padding_efficiency(self) -> float:
         """Share of real frames among all frames of this epoch's batches: all features and ranks."""
         batches = self._epoch(self.epoch)
         real = padded = 0.0
-        for column in self._lengths:
-            frames = column[batches.items]
+        for some, column in product(batches.windows, self._lengths):
+            frames = column[some.items]
             real += float(frames.sum(dtype=float))
-            padded += float(
-                np.maximum.reduceat(frames, batches.ends[:-1]).astype(float) @ batches.sizes
-            )
+            padded += float(np.maximum.reduceat(frames, some.ends[:-1]).astype(float) @ some.sizes)
         return real / padded if padded else 1.0
 
     @cached_property
@@ -278,10 +295,14 @@ class BucketBatchSampler(EpochSampler):
             return None
         return Numbering(len(self._longest), self.table, self._lengths)
 
-    def epoch_batches(self, epoch: int) -> Batches:
+    def epoch_batches(self, epoch: int) -> Batches | WindowedBatches:
         """Return the batches of an epoch, in its order."""
         if not self.shuffle:
-            return self._batches_of(self._rows, self._cut(self._rows, 0))
+            rows = self._rows_of(epoch)
+            return self._batches_of(rows, self._cut(rows, 0))
+        if self._windows > 1:
+            make = partial(self._window, epoch)
+            return WindowedBatches(self._order(epoch), self._windows, self._per_window, make)
         rows, ends = self._draw(epoch)
         batches = self._batches_of(rows, split_up(ends, self._count))
         return batches.take(shuffled_in_groups(len(batches), drawn(self.seed, "batches", epoch)))
@@ -294,37 +315,91 @@ class BucketBatchSampler(EpochSampler):
             "max_elements": self.max_elements,
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
+            **({"window": WINDOW} if self._windows > 1 else {}),
         }
 
     @cached_property
     def _digest(self) -> str:
         ids = "\0".join(self._ids or ()).encode(errors="surrogatepass")
-        return digest("".join([*map(column_digest, self._lengths), digest(ids)]).encode())
+        plan = "" if self._plan is None else self._plan.digest
+        return digest("".join([*map(column_digest, self._lengths), digest(ids), plan]).encode())
+
+    def _over_limits(self) -> Ints:
+        """Return the rows that are over a limit by themselves; memory for some at a time."""
+        found = [np.empty(0, np.int64)]
+        for begin in range(0, len(self._longest), MOST_AT_ONCE):
+            some = [column[begin : begin + MOST_AT_ONCE] for column in self._lengths]
+            found.append(begin + np.flatnonzero(~self._limits.fits(some, self._frame_elements)))
+        return np.concatenate(found)
+
+    @cached_property
+    def _sorted(self) -> Ints:
+        """All rows that are batched, the shortest first."""
+        rows = stable_order(self._longest)
+        if len(self.too_long):
+            fits = np.ones(len(rows), bool)
+            fits[self.too_long] = False
+            rows = rows[fits[rows]]
+        return rows
+
+    def _rows_of(self, epoch: int) -> Ints:
+        """Return the rows of an epoch, the shortest first."""
+        return self._sorted if self._plan is None else self._by_length(self._order(epoch)[:])
+
+    def _by_length(self, rows: Ints) -> Ints:
+        return rows[stable_order(self._longest[rows])]
+
+    def _order(self, epoch: int) -> RowOrder:
+        """Return the rows of an epoch in the order that they are drawn in."""
+        if self._plan is not None:
+            return self._plan.order(epoch, self.seed)
+        order = Order(self._number, drawn(self.seed, "rows", epoch))
+        return Without(order, self.too_long)
+
+    @cached_property
+    def _per_window(self) -> int:
+        """The batches of each window."""
+        rows = self._by_length(self._order(0)[: self._number // self._windows])
+        usual = len(self._cut(rows, 0)) - 1
+        spare = spare_batches(usual, self._longest[rows], DEVIATIONS) + 1
+        # so that the groups of all windows begin where a step of the ranks does
+        return -(-min(usual + spare, len(rows)) // GROUP_SIZES[-1]) * GROUP_SIZES[-1]
+
+    def _window(self, epoch: int, rows: Ints, number: int) -> Batches:
+        """Return the batches of a window in random order."""
+        key, rows = drawn(self.seed, "window", epoch, number), self._by_length(rows)
+        ends = split_up(self._cut(rows, share_of(drawn(key, "first"))), self._per_window)
+        return self._batches_of(rows, ends).take(shuffled_in_groups(len(ends) - 1, key))
 
     def _draw(self, epoch: int) -> tuple[Ints, Ints]:
         """Return the rows of an epoch, and where its batches end.
 
         Epoch 0 settles how many they are; it comes again where no draw of an epoch keeps to that.
+        An epoch of a mix, which has rows of its own, then has more.
         """
         if epoch and not self._count:
             self._draw(0)
         for number in range(DRAWS if epoch else 0):
             key = drawn(self.seed, "rows", epoch, number)
-            rows = self._ordered(key)
+            rows = self._ordered(epoch, key)
             # a first batch of any size moves the ends of all others: neighbours part also where
             # utterances are few
             ends = self._cut(rows, share_of(drawn(key, "first")))
             if len(ends) - 1 <= self._count:
                 return rows, ends
-        rows = self._ordered(drawn(self.seed, "rows", 0, 0))
+        again = 0 if self._plan is None else epoch
+        rows = self._ordered(again, drawn(self.seed, "rows", again, 0))
         ends = self._cut(rows, 0.5)
-        usual = len(ends) - 1
-        self._count = min(usual + usual // SPARE, len(rows))
+        if not again:
+            usual = len(ends) - 1
+            varies = self._plan is not None and self._plan.varies
+            spare = spare_batches(usual, self._longest[rows], 4 if varies else 0)
+            self._count = min(usual + spare, len(rows))
         return rows, ends
 
-    def _ordered(self, key: int) -> Ints:
+    def _ordered(self, epoch: int, key: int) -> Ints:
         """Return the rows by length, those of about the same length in random order."""
-        rows = self._rows.copy()
+        rows = self._rows_of(epoch).copy()
         ends = _bucket_ends(self._longest[rows], share_of(drawn(key, "bounds")))
         sizes = np.diff(ends)
         several = np.flatnonzero(sizes > 1)
@@ -352,6 +427,8 @@ class BucketBatchSampler(EpochSampler):
         if len(set(ids)) < len(ids):
             raise ConfigError("ids names an utterance twice")
         if self.table is not None:
+            if self.table.plan is not None:
+                raise ConfigError("ids= chooses of a mix; select them of its sources instead")
             rows = self.table.rows(ids)
             self._lengths = [column[rows] for column in self._lengths]
         elif len(ids) != len(self._lengths[0]):
@@ -360,15 +437,18 @@ class BucketBatchSampler(EpochSampler):
             raise ConfigError("there are no utterances to sample: ids is empty")
         return ids
 
-    def _report(self, longest: int, *, leave_out: bool) -> None:
-        """Warn of the utterances that are too long, the row `longest` above all, or refuse them."""
+    def _report(self, *, leave_out: bool) -> None:
+        """Warn of the utterances that are too long, the longest above all, or refuse them."""
+        longest = int(self._by_length(self.too_long)[-1])
         limits = self._limits.named("max_frames", "max_elements")
         what = (
             f"{len(self.too_long)} of {len(self._longest)} utterances are longer than "
             f"{' or '.join(limits)}, the longest is {self._named(longest)} with "
             f"{self._longest[longest]} frames"
         )
-        if leave_out and len(self._rows):
+        if leave_out and self.table is not None and self.table.plan is not None:
+            raise ConfigError(f"{what}; leave them out of the sources of the mix, with filter")
+        if leave_out and len(self.too_long) < len(self._longest):
             warnings.warn(f"{what}; they are left out", stacklevel=3)
         else:
             names = " or ".join(limit.partition("=")[0] for limit in limits)
