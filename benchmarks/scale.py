@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import numpy as np
 import torch
 import xxhash
 from machine import describe
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 import featcache
@@ -32,7 +33,7 @@ from featcache import FeatureDataset
 from featcache.format.annotation_columns import Column, stored_columns
 from featcache.format.columns import Strings, save_columns
 from featcache.format.files import make_directory
-from featcache.format.index import DIGEST_BYTES, ContainerColumns, FeatureColumns, Index
+from featcache.format.index import ContainerColumns
 from featcache.format.manifest import (
     AnnotationEntry,
     Manifest,
@@ -41,10 +42,12 @@ from featcache.format.manifest import (
     new_generation_name,
     write_manifest,
 )
-from featcache.format.part import container_columns, index_columns, rows_of, string_columns
+from featcache.format.part import container_columns, string_columns
+from featcache.interface import Ints
 from featcache.tables.table import FeatureTable
 
 MELS = 80
+FRAME_BYTES = MELS * 4
 CONTAINERS = 100
 LOOK_UPS = 20_000  # at a time
 BATCHES = 100  # of look-ups, by two workers
@@ -109,41 +112,18 @@ def write_cache(
     """Write a cache whose arrays are holes in sparse files."""
     annotations = annotations or {}
     lengths = np.random.default_rng(0).integers(100, 3500, count)
-    width = len(prefix) + 9
-    ids = b"".join(b"%b-%08d" % (prefix.encode(), number) for number in range(count))
-    keys = (ids[at : at + width] for at in range(0, len(ids), width))
-    hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64, count)
-    hash_rows = np.argsort(hashes)
-    nbytes = lengths * MELS * 4
     container = (np.arange(count) * CONTAINERS // count).astype(np.int32)
-    begins = np.cumsum(nbytes) - nbytes
     starts = np.searchsorted(container, np.arange(CONTAINERS))
-    offset = begins - begins[starts][container]
-    make_directory(path / "parts" / "made")
-    sizes = np.add.reduceat(nbytes, starts).tolist()
+    sizes = np.add.reduceat(lengths * FRAME_BYTES, starts).tolist()
     files = [f"parts/made/fbank-{number}.npy" for number in range(CONTAINERS)]
+    make_directory(path / "parts" / "made")
     for file, size in zip(files, sizes, strict=True):
         with (path / file).open("wb") as opened:
             opened.truncate(size)
-    columns = FeatureColumns(
-        lengths, np.zeros(count, np.uint64), np.arange(count + 1), container, offset, nbytes
-    )
-    containers = ContainerColumns(
-        Strings.of(files),
-        np.array(sizes, np.int64),
-        np.zeros(len(files) * DIGEST_BYTES, np.uint8),
-        np.zeros(len(files), np.int32),
-    )
-    index = Index(
-        hashes[hash_rows],
-        hash_rows,
-        Strings(np.arange(count + 1) * width, np.frombuffer(ids, np.uint8)),
-        {"fbank": columns},
-        containers,
-        {},
-    )
+    containers = ContainerColumns.of(files, sizes)
     chain = itertools.chain(
-        index_columns([index], rows_of([index], []), ["fbank"], {}),
+        _id_columns(count, prefix),
+        _extent_columns(lengths, container, starts),
         container_columns([""], [containers]).items(),
         string_columns("failed", Strings.of([])),
         *(stored_columns(name, column) for name, column in annotations.items()),
@@ -165,6 +145,37 @@ def write_cache(
         },
     )
     write_manifest(path, manifest)
+
+
+def _id_columns(count: int, prefix: str) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield the columns of the ids `<prefix>-00000000` and on."""
+    width = len(prefix) + 9
+    ids = np.empty((count, width), np.uint8)
+    ids[:, : len(prefix) + 1] = np.frombuffer(f"{prefix}-".encode(), np.uint8)
+    for digit in range(8):
+        ids[:, -1 - digit] = np.arange(count) // 10**digit % 10 + ord("0")
+    yield "id_ends", np.arange(count + 1) * width
+    yield "id_bytes", ids.reshape(-1)
+    data = ids.reshape(-1).data
+    keys = (data[at : at + width] for at in range(0, len(data), width))
+    hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64, count)
+    rows = np.argsort(hashes)
+    yield "hashes", hashes[rows]
+    yield "hash_rows", rows
+
+
+def _extent_columns(
+    lengths: Ints, container: NDArray[np.int32], starts: Ints
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield the columns of arrays that lie one after another in each container."""
+    count, nbytes = len(lengths), lengths * FRAME_BYTES
+    yield "fbank.rows", lengths
+    yield "fbank.checksum", np.zeros(count, np.uint64)
+    yield "fbank.first", np.arange(count + 1)
+    yield "fbank.container", container
+    begins = np.cumsum(nbytes) - nbytes
+    yield "fbank.offset", begins - begins[starts][container]
+    yield "fbank.nbytes", nbytes
 
 
 def look_ups(path: Path, count: int) -> None:

@@ -363,12 +363,13 @@ class BucketBatchSampler(EpochSampler):
         usual = len(self._cut(rows, 0)) - 1
         spare = spare_batches(usual, self._longest[rows], DEVIATIONS) + 1
         # so that the groups of all windows begin where a step of the ranks does
-        return -(-min(usual + spare, len(rows)) // GROUP_SIZES[-1]) * GROUP_SIZES[-1]
+        whole_groups = -(-(usual + spare) // GROUP_SIZES[-1]) * GROUP_SIZES[-1]
+        return min(whole_groups, len(rows))
 
-    def _window(self, epoch: int, rows: Ints, number: int) -> Batches:
+    def _window(self, epoch: int, rows: Ints, number: int, count: int) -> Batches:
         """Return the batches of a window in random order."""
         key, rows = drawn(self.seed, "window", epoch, number), self._by_length(rows)
-        ends = split_up(self._cut(rows, share_of(drawn(key, "first"))), self._per_window)
+        ends = split_up(self._cut(rows, share_of(drawn(key, "first"))), count)
         return self._batches_of(rows, ends).take(shuffled_in_groups(len(ends) - 1, key))
 
     def _draw(self, epoch: int) -> tuple[Ints, Ints]:

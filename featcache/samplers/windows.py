@@ -65,22 +65,27 @@ class WindowedBatches:
 
     Args:
         rows: the rows in their order.
-        windows: how many parts they are cut into.
-        per_window: batches of each.
-        make: makes that many batches of the rows of a window, whose number it gets, too.
+        windows: how many parts of one size they are cut into; the last has what is over, too.
+        per_window: batches of each; the last one has one more for each row that is over.
+        make: makes batches of the rows of a window: rows, its number, and how many batches.
     """
 
     def __init__(
-        self, rows: RowOrder, windows: int, per_window: int, make: Callable[[Ints, int], Batches]
+        self,
+        rows: RowOrder,
+        windows: int,
+        per_window: int,
+        make: Callable[[Ints, int, int], Batches],
     ) -> None:
         self._rows = rows
         self._windows = windows
+        self._size, self._over = divmod(len(rows), windows)
         self.per_window = per_window
         self._make = make
         self._held: dict[int, Batches] = {}
 
     def __len__(self) -> int:
-        return self._windows * self.per_window
+        return self._windows * self.per_window + self._over
 
     def __iter__(self) -> Iterator[list[int] | list[str]]:
         return chain.from_iterable(self.windows)
@@ -100,31 +105,28 @@ class WindowedBatches:
 
     def batch(self, number: int) -> list[int] | list[str]:
         """Return batch `number`, counted from 0 on."""
-        window, inner = divmod(number, self.per_window)
-        return self._window(window).batch(inner)
+        window = self._window_of(number)
+        return self._window(window).batch(number - window * self.per_window)
 
     def end(self, number: int) -> int:
         """Return how many utterances come before batch `number`."""
-        window, inner = divmod(number, self.per_window)
-        if not inner:
-            return self._begin(window)
-        return self._begin(window) + int(self._window(window).ends[inner])
+        window = self._window_of(number)
+        inner = number - window * self.per_window
+        return window * self._size + (int(self._window(window).ends[inner]) if inner else 0)
 
     def number_at(self, position: int) -> int:
         """Return the number of the batch that has the utterance at a position."""
         if position >= self.utterances:
             return len(self)
-        window = position * self._windows // self.utterances
-        window += (self._begin(window + 1) <= position) - (self._begin(window) > position)
+        window = min(position // self._size, self._windows - 1)
         ends = self._window(window).ends
-        inner = int(ends.searchsorted(position - self._begin(window), side="right")) - 1
+        inner = int(ends.searchsorted(position - window * self._size, side="right")) - 1
         return window * self.per_window + inner
 
     def between(self, begin: int, end: int, draw: tuple[int, int] | None) -> list[int] | list[str]:
         """Return the batch of the utterances from one position to another, of one window."""
-        window = self.number_at(begin) // self.per_window
-        start = self._begin(window)
-        ends = np.array([begin - start, end - start])
+        window = min(begin // self._size, self._windows - 1)
+        ends = np.array([begin, end]) - window * self._size
         return self._window(window).recut(ends, draw).batch(0)
 
     def rest(
@@ -133,17 +135,19 @@ class WindowedBatches:
         """Return the batches from a position on, the last ones cut so that ranks share them."""
         return Rest(self, position, world_size, share, draw)
 
-    def _begin(self, window: int) -> int:
-        return window * self.utterances // self._windows
+    def _window_of(self, batch: int) -> int:
+        return min(batch // self.per_window, self._windows - 1)
 
     def _window(self, number: int) -> Batches:
         if number not in self._held:
-            rows = self._rows[self._begin(number) : self._begin(number + 1)]
-            made = self._make(rows, number)
-            if len(made) != self.per_window:
+            last = number == self._windows - 1
+            begin, count = number * self._size, self.per_window + self._over * last
+            rows = self._rows[begin : begin + self._size + self._over * last]
+            made = self._make(rows, number, count)
+            if len(made) != count:
                 raise ConfigError(
                     f"window {number} of an epoch needs {len(made)} batches in place of "
-                    f"{self.per_window}, as its lengths are far from those of others; use another "
+                    f"{count}, as its lengths are far from those of others; use another "
                     "seed, or leave out the longest utterances"
                 )
             for held in list(self._held)[:-1]:
