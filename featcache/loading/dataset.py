@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, get_worker_info
 from featcache._checks import errors_about, whole_number
 from featcache.errors import ConfigError, WindowError, nearest
 from featcache.interface import Ints
+from featcache.loading.choices import Choices
 from featcache.loading.memory import Allocate, fresh, worker_memory
 from featcache.loading.padding import Batch, Item, ShownBatch, pad, rows_of, torch_dtype
 from featcache.reading.feature_arrays import memory_for
@@ -143,6 +144,14 @@ class FeatureDataset(Dataset[Item]):
             where it is one of `featcache.samplers`, also in a DataLoader; else those of this data
             set, whose `set_epoch` workers hear of that are started after it.
         seed: that of a batch whose sampler has none, and of single items.
+        variants: `{"fbank": ["fbank", "fbank_v1"]}`: each item has one of these stored features
+            as "fbank", drawn by seed, epoch and row as for `transform`. Features that this and
+            `layers` name are not read by themselves, unless `features` names them.
+        layers: `{"ssl": ["ssl-6", "ssl-9"]}`: stored features of one shape, in one tensor of shape
+            (frames, layers, *dims).
+        random_crop_s: seconds of an utterance, at a random time by seed, epoch and row, of which
+            all features have the frames; no other bytes are read. Shorter utterances are whole.
+            Samplers that are made from the data set know the lengths of crops.
         allow_incomplete: also read caches that their writer has not finished.
 
     Raises `IncompleteError` for an unfinished cache, `KeyNotFoundError` for an unknown feature or
@@ -165,6 +174,9 @@ class FeatureDataset(Dataset[Item]):
         dtypes: Mapping[str, Dtype] | None = None,
         transform: Transform | None = None,
         seed: int = 0,
+        variants: Mapping[str, Sequence[str]] | None = None,
+        layers: Mapping[str, Sequence[str]] | None = None,
+        random_crop_s: float | None = None,
         allow_incomplete: bool = False,
     ) -> None:
         self.seed = whole_number("seed", seed, 0)
@@ -173,9 +185,10 @@ class FeatureDataset(Dataset[Item]):
         if not allow_incomplete:
             self.table.require_complete()
         self.table.selection.share()  # for workers
-        features = self.table.features if features is None else features
-        wanted = [features] if isinstance(features, str) else list(features)
-        self._dtypes = {name: torch_dtype(self.table.dtype(name)) for name in wanted}
+        named = [features] if isinstance(features, str) else features
+        self.choices = Choices(self.table, named, variants, layers, random_crop_s)
+        wanted = [*self.choices.features]
+        self._dtypes = {name: torch_dtype(self.choices.dtype(name)) for name in wanted}
         self._dtypes |= _other_dtypes(dtypes or {}, wanted)
         if not wanted:
             known = ", ".join(map(repr, self.table.features))
@@ -200,6 +213,9 @@ class FeatureDataset(Dataset[Item]):
             dtypes=self._dtypes,
             transform=self._transform,
             seed=self.seed,
+            variants=self.choices.variants,
+            layers=self.choices.layers,
+            random_crop_s=self.choices.random_crop_s,
             allow_incomplete=True,  # as this one, if it is
         )
         made.set_epoch(self.epoch)
@@ -261,21 +277,20 @@ class FeatureDataset(Dataset[Item]):
             self._tell_unplanned(len(indices))
         keys, parts = zip(*map(key_and_part, indices), strict=True)
         rows = self.table.numbers(keys)
-        cuts = cuts_by_feature(self.table, self.features, rows, keys, parts)
+        draw = getattr(indices, "draw", None)
+        draw = draw or (self.seed, self.epoch if epoch is None else epoch)
+        first_stored = {name: self.choices.stored(name)[0] for name in self.features}
+        cuts = cuts_by_feature(self.table, [*first_stored.values()], rows, keys, parts)
         spans, shapes, nbytes = {}, {}, 0
-        for name, dtype in self._dtypes.items():
-            lengths = self.table.lengths(name, rows=rows)
-            starts = np.zeros_like(lengths)
-            shape = self.table.dims(name)
-            if self.table.has_frames(name):
-                for place, cut in cuts[name]:
-                    whole = int(lengths[place])
+        for name, (starts, lengths, wholes) in self.choices.spans(rows, draw).items():
+            dtype, shape = self._dtypes[name], self.choices.dims(name)
+            if self.choices.has_frames(name):
+                for place, cut in cuts[first_stored[name]]:
+                    whole = int(wholes[place])
                     starts[place], lengths[place] = span_of(name, keys[place], whole, cut)
                 shape = (int(lengths.max()), *shape)
             spans[name], shapes[name] = (starts, lengths), (len(rows), *shape)
             nbytes += math.prod(shapes[name]) * dtype.itemsize
-        draw = getattr(indices, "draw", None)
-        draw = draw or (self.seed, self.epoch if epoch is None else epoch)
         return BatchPlan(rows, spans, shapes, nbytes, draw)
 
     def require_rows(self, numbers: object) -> None:
@@ -300,16 +315,16 @@ class FeatureDataset(Dataset[Item]):
     def _read(self, plan: BatchPlan, allocate: Allocate) -> Batch:
         batch: Batch = ShownBatch(id=[self.table.id(row) for row in plan.rows.tolist()])
         for name, dtype in self._dtypes.items():
-            stored = torch_dtype(self.table.dtype(name))
-            shape, dims = plan.shapes[name], self.table.dims(name)
+            stored = torch_dtype(self.choices.dtype(name))
+            shape, dims = plan.shapes[name], self.choices.dims(name)
             with memory_for(name, shape[: len(shape) - len(dims)], dims):
                 out = allocate(shape, dtype)
                 read = out if dtype == stored else fresh(shape, stored)
-            self.table.read_into(plan.rows, name, *plan.spans[name], rows_of(read))
+            self.choices.read_into(plan.rows, name, plan.spans[name], plan.draw, rows_of(read))
             if read is not out:
                 out.copy_(read)  # float16 to float32 takes numpy 16 times as long
             batch[name] = out
-            if self.table.has_frames(name):
+            if self.choices.has_frames(name):
                 batch[f"{name}_lengths"] = allocate((len(plan.rows),), torch.int64)
                 batch[f"{name}_lengths"].numpy()[:] = plan.spans[name][1]
         for name in self._annotations:
@@ -326,7 +341,7 @@ class FeatureDataset(Dataset[Item]):
             item: Item = {"id": batch["id"][number]}
             for name in self._dtypes:
                 item[name] = batch[name][number]
-                if self.table.has_frames(name):
+                if self.choices.has_frames(name):
                     length = item[f"{name}_lengths"] = int(batch[f"{name}_lengths"][number])
                     item[name] = item[name][:length]
             for name in self._annotations:

@@ -68,9 +68,12 @@ def columns_of(lengths: LengthsLike) -> tuple[list[Ints], list[int], FeatureTabl
         owner, table = found
         if not len(table):
             raise ConfigError(f"there are no utterances to sample: {table!r} is empty")
-        names = [name for name in owner.features if table.has_frames(name)]
-        columns = [_checked(f"lengths of feature {name!r}", table.lengths(name)) for name in names]
-        return columns, [math.prod(table.dims(name)) for name in names], table
+        # a data set may read several stored features as one, or some frames of them
+        choices = getattr(owner, "choices", None)
+        made = table if choices is None else choices.over(table)
+        names = [name for name in owner.features if made.has_frames(name)]
+        columns = [_checked(f"lengths of feature {name!r}", made.lengths(name)) for name in names]
+        return columns, [math.prod(made.dims(name)) for name in names], table
     if isinstance(lengths, list | tuple) and len(lengths) > 0 and np.ndim(lengths[0]) > 0:
         arrays = {f"lengths[{number}]": array for number, array in enumerate(lengths)}
     else:
