@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from featcache import FeatureStorageConfig
 from featcache.format.annotation_columns import Column, stored_columns
 from featcache.format.columns import Strings, save_columns
-from featcache.format.index import DIGEST_BYTES, ContainerColumns, FeatureColumns, Index
+from featcache.format.index import ContainerColumns
 from featcache.format.manifest import (
     AnnotationEntry,
     Manifest,
@@ -21,18 +23,20 @@ from featcache.format.manifest import (
     new_generation_name,
     write_manifest,
 )
-from featcache.format.part import container_columns, index_columns, rows_of, string_columns
+from featcache.format.part import container_columns, string_columns
 
-ID_BYTES = 12  # utt-00000007
+Named = Iterable[tuple[str, NDArray[Any]]]
 
 
 def write_index(
     path: Path,
     feature: FeatureStorageConfig,
     dim: int,
-    columns: FeatureColumns,
+    count: int,
+    columns: Named,
     files: Mapping[str, int],
     annotations: Mapping[str, Column],
+    prefix: str = "utt",
 ) -> None:
     """Write index and manifest of utterances utt-00000000, ... of one part, "made".
 
@@ -40,26 +44,17 @@ def write_index(
         path: of the cache, with its containers.
         feature: of frames of `dim` numbers.
         dim: numbers of a frame.
-        columns: lengths and places of its arrays.
+        count: number of utterances.
+        columns: lengths and places of its arrays, by the names that they have in an index.
         files: containers and their sizes.
         annotations: their columns by name.
+        prefix: of the ids, in the place of "utt".
     """
-    count = len(columns.rows)
-    ids = b"".join(b"utt-%08d" % number for number in range(count))
-    keys = (ids[at : at + ID_BYTES] for at in range(0, len(ids), ID_BYTES))
-    hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64, count)
-    hash_rows = np.argsort(hashes)
-    containers = ContainerColumns(
-        Strings.of(list(files)),
-        np.array(list(files.values()), np.int64),
-        np.zeros(len(files) * DIGEST_BYTES, np.uint8),
-        np.zeros(len(files), np.int32),
-    )
-    strings = Strings(np.arange(count + 1) * ID_BYTES, np.frombuffer(ids, np.uint8))
     name = feature.name
-    index = Index(hashes[hash_rows], hash_rows, strings, {name: columns}, containers, {})
+    containers = ContainerColumns.of(list(files), list(files.values()))
     chain = itertools.chain(
-        index_columns([index], rows_of([index], []), [name], {}),
+        _id_columns(count, prefix),
+        columns,
         container_columns([""], [containers]).items(),
         string_columns("failed", Strings.of([])),
         *(stored_columns(each, column) for each, column in annotations.items()),
@@ -80,3 +75,20 @@ def write_index(
         },
     )
     write_manifest(path, manifest)
+
+
+def _id_columns(count: int, prefix: str) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield the columns of the ids `<prefix>-00000000` and on."""
+    width = len(prefix) + 9
+    ids = np.empty((count, width), np.uint8)
+    ids[:, : len(prefix) + 1] = np.frombuffer(f"{prefix}-".encode(), np.uint8)
+    for digit in range(8):
+        ids[:, -1 - digit] = np.arange(count) // 10**digit % 10 + ord("0")
+    yield "id_ends", np.arange(count + 1) * width
+    yield "id_bytes", ids.reshape(-1)
+    data = ids.reshape(-1).data
+    keys = (data[at : at + width] for at in range(0, len(data), width))
+    hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64, count)
+    rows = np.argsort(hashes)
+    yield "hashes", hashes[rows]
+    yield "hash_rows", rows

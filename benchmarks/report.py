@@ -23,7 +23,6 @@ import featcache
 from featcache.format.annotation_columns import Column
 from featcache.format.columns import Codes, Strings
 from featcache.format.files import make_directory
-from featcache.format.index import FeatureColumns
 
 MELS = 80
 DIMS = 20  # of the many
@@ -102,12 +101,17 @@ def write_columns(path: Path, count: int) -> None:
         (xxhash.xxh3_64_intdigest(data[at : at + n]) for at, n in enumerate(nbytes.tolist())),
         np.uint64, count,
     )  # fmt: skip
-    columns = FeatureColumns(
-        lengths, checksums, np.arange(count + 1), np.zeros(count, np.int32), np.arange(count),
-        nbytes,
-    )  # fmt: skip
+    columns = {
+        "fbank.rows": lengths,
+        "fbank.checksum": checksums,
+        "fbank.first": np.arange(count + 1),
+        "fbank.container": np.zeros(count, np.int32),
+        "fbank.offset": np.arange(count),
+        "fbank.nbytes": nbytes,
+    }.items()
     feature = featcache.FeatureStorageConfig("fbank", dtype="float16", stats=False, frame_s=0.01)
-    write_index(path, feature, DIMS, columns, {file: size}, annotation_columns(count, lengths))
+    annotations = annotation_columns(count, lengths)
+    write_index(path, feature, DIMS, count, columns, {file: size}, annotations)
 
 
 def annotation_columns(count: int, lengths: np.ndarray) -> dict[str, Column]:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,18 @@ import numpy as np
 import torch
 from machine import describe
 from made_up import write_index
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 import featcache
 from featcache import FeatureDataset
 from featcache.format.annotation_columns import Column
 from featcache.format.files import make_directory
-from featcache.format.index import FeatureColumns
+from featcache.interface import Ints
 from featcache.tables.table import FeatureTable
 
 MELS = 80
+FRAME_BYTES = MELS * 4
 CONTAINERS = 100
 LOOK_UPS = 20_000  # at a time
 BATCHES = 100  # of look-ups, by two workers
@@ -89,25 +91,39 @@ def timed(make: Callable[[], object], times: int = 5) -> list[float]:
     return took
 
 
-def write_cache(path: Path, count: int, annotations: Mapping[str, Column] | None = None) -> None:
+def write_cache(
+    path: Path,
+    count: int,
+    annotations: Mapping[str, Column] | None = None,
+    prefix: str = "utt",
+) -> None:
     """Write a cache whose arrays are holes in sparse files."""
     lengths = np.random.default_rng(0).integers(100, 3500, count)
-    nbytes = lengths * MELS * 4
     container = (np.arange(count) * CONTAINERS // count).astype(np.int32)
-    begins = np.cumsum(nbytes) - nbytes
     starts = np.searchsorted(container, np.arange(CONTAINERS))
-    offset = begins - begins[starts][container]
+    sizes = np.add.reduceat(lengths * FRAME_BYTES, starts).tolist()
     make_directory(path / "parts" / "made")
-    sizes = np.add.reduceat(nbytes, starts).tolist()
     files = {f"parts/made/fbank-{number}.npy": size for number, size in enumerate(sizes)}
     for file, size in files.items():
         with (path / file).open("wb") as opened:
             opened.truncate(size)
-    columns = FeatureColumns(
-        lengths, np.zeros(count, np.uint64), np.arange(count + 1), container, offset, nbytes
-    )
     feature = featcache.FeatureStorageConfig("fbank", stats=False)
-    write_index(path, feature, MELS, columns, files, annotations or {})
+    columns = _extent_columns(lengths, container, starts)
+    write_index(path, feature, MELS, count, columns, files, annotations or {}, prefix)
+
+
+def _extent_columns(
+    lengths: Ints, container: NDArray[np.int32], starts: Ints
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield the columns of arrays that lie one after another in each container."""
+    count, nbytes = len(lengths), lengths * FRAME_BYTES
+    yield "fbank.rows", lengths
+    yield "fbank.checksum", np.zeros(count, np.uint64)
+    yield "fbank.first", np.arange(count + 1)
+    yield "fbank.container", container
+    begins = np.cumsum(nbytes) - nbytes
+    yield "fbank.offset", begins - begins[starts][container]
+    yield "fbank.nbytes", nbytes
 
 
 def look_ups(path: Path, count: int) -> None:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from featcache.store import open as open
     from featcache.tables.combine import concat as concat
     from featcache.tables.combine import join as join
+    from featcache.tables.mixes import mix as mix
     from featcache.tables.segments import Windows as Windows
     from featcache.tables.table import FeatureTable as FeatureTable
     from featcache.tables.times import Seconds as Seconds
@@ -68,6 +69,7 @@ _HOMES = {
     "convert": "featcache.extraction.convert",
     "extract": "featcache.extraction.extract",
     "join": "featcache.tables.combine",
+    "mix": "featcache.tables.mixes",
     "open": "featcache.store",
     "taps": "featcache.tapped_model",
     "through": "featcache.lazy.through",

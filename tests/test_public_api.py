@@ -58,6 +58,7 @@ PUBLIC = [
     "errors",
     "extract",
     "join",
+    "mix",
     "open",
     "samplers",
     "taps",

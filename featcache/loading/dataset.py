@@ -16,6 +16,7 @@ from featcache._checks import errors_about, whole_number
 from featcache.errors import ConfigError, UnknownNameError, WindowError, nearest
 from featcache.interface import Ints
 from featcache.loading.batches import Item, ShownBatch, batch_of, torch_dtype
+from featcache.loading.choices import Choices
 from featcache.loading.layouts import Batch, Jagged, Layout, Packed, layout_of, places_of
 from featcache.loading.memory import Allocate, Shape, fresh, worker_memory
 from featcache.reading.feature_arrays import memory_for
@@ -151,6 +152,14 @@ class FeatureDataset(Dataset[Item]):
             `Padded(pad_to=[400, 800])` or `Packed(multiple_of=8, position_ids=True)`.
         arrays: "torch", or "numpy" for NumPy arrays in place of all tensors, over the same memory.
             bfloat16 is then read as float32: NumPy does not have it.
+        variants: `{"fbank": ["fbank", "fbank_v1"]}`: each item has one of these stored features
+            as "fbank", drawn by seed, epoch and row as for `transform`. Features that this and
+            `layers` name are not read by themselves, unless `features` names them.
+        layers: `{"ssl": ["ssl-6", "ssl-9"]}`: stored features of one shape, in one tensor of shape
+            (frames, layers, *dims).
+        random_crop_s: seconds of an utterance, at a random time by seed, epoch and row, of which
+            all features have the frames; no other bytes are read. Shorter utterances are whole.
+            Samplers that are made from the data set know the lengths of crops.
         allow_incomplete: also read caches that their writer has not finished.
 
     Raises `IncompleteError` for an unfinished cache, `KeyNotFoundError` for an unknown feature or
@@ -175,6 +184,9 @@ class FeatureDataset(Dataset[Item]):
         seed: int = 0,
         layout: str | Layout = "padded",
         arrays: Literal["torch", "numpy"] = "torch",
+        variants: Mapping[str, Sequence[str]] | None = None,
+        layers: Mapping[str, Sequence[str]] | None = None,
+        random_crop_s: float | None = None,
         allow_incomplete: bool = False,
     ) -> None:
         self.seed = whole_number("seed", seed, 0)
@@ -183,8 +195,9 @@ class FeatureDataset(Dataset[Item]):
         if not allow_incomplete:
             self.table.require_complete()
         self.table.selection.share()  # for workers
-        features = self.table.features if features is None else features
-        wanted = [features] if isinstance(features, str) else list(features)
+        named = [features] if isinstance(features, str) else features
+        self.choices = Choices(self.table, named, variants, layers, random_crop_s)
+        wanted = [*self.choices.features]
         self.layout = layout_of(layout)
         self.arrays = _checked_arrays(arrays, self.layout)
         self._dtypes = self._dtypes_of(wanted, dtypes or {})
@@ -199,6 +212,7 @@ class FeatureDataset(Dataset[Item]):
                 raise ConfigError(f"{names!r}: an item has other uses for these names")
         self._transform = transform
         _tell_nothing(self.table)
+        self._told = False  # that a mix is read without its plan
         self._proof: tuple[object, ...] = ()  # that a sampler's numbers are rows of the table
 
     def view(self, table: FeatureTable) -> FeatureDataset:
@@ -212,6 +226,9 @@ class FeatureDataset(Dataset[Item]):
             seed=self.seed,
             layout=self.layout,
             arrays=self.arrays,
+            variants=self.choices.variants,
+            layers=self.choices.layers,
+            random_crop_s=self.choices.random_crop_s,
             allow_incomplete=True,  # as this one, if it is
         )
         made.set_epoch(self.epoch)
@@ -273,25 +290,26 @@ class FeatureDataset(Dataset[Item]):
         if len(indices) == 0:
             raise ConfigError("a batch needs at least one utterance")
         self.require_rows(indices)
+        if self.table.plan is not None and getattr(indices, "draw", None) is None:
+            self._tell_unplanned(len(indices))
         keys, parts = zip(*map(key_and_part, indices), strict=True)
         rows = self.table.numbers(keys)
-        cuts = cuts_by_feature(self.table, self.features, rows, keys, parts)
+        draw = getattr(indices, "draw", None)
+        draw = draw or (self.seed, self.epoch if epoch is None else epoch)
+        first_stored = {name: self.choices.stored(name)[0] for name in self.features}
+        cuts = cuts_by_feature(self.table, [*first_stored.values()], rows, keys, parts)
         spans, ends, nbytes = {}, {}, 0
-        for name, dtype in self._dtypes.items():
-            lengths = self.table.lengths(name, rows=rows)
-            starts = np.zeros_like(lengths)
-            if self.table.has_frames(name):
-                for place, cut in cuts[name]:
-                    whole = int(lengths[place])
+        for name, (starts, lengths, wholes) in self.choices.spans(rows, draw).items():
+            if self.choices.has_frames(name):
+                for place, cut in cuts[first_stored[name]]:
+                    whole = int(wholes[place])
                     starts[place], lengths[place] = span_of(name, keys[place], whole, cut)
                 ends[name] = self._laid_out.ends(lengths)
             else:
                 ends[name] = np.arange(len(rows) + 1)
             spans[name] = starts, lengths
-            frame_bytes = math.prod(self.table.dims(name)) * dtype.itemsize
+            frame_bytes = math.prod(self.choices.dims(name)) * self._dtypes[name].itemsize
             nbytes += int(ends[name][-1]) * frame_bytes
-        draw = getattr(indices, "draw", None)
-        draw = draw or (self.seed, self.epoch if epoch is None else epoch)
         return BatchPlan(rows, spans, ends, nbytes, draw)
 
     def require_rows(self, numbers: object) -> None:
@@ -308,8 +326,8 @@ class FeatureDataset(Dataset[Item]):
             return self._batch_of(list(self._items(plan)), allocate)
         batch: Batch = ShownBatch(id=self._ids(plan))
         for name in self._dtypes:
-            ends, dims = plan.ends[name], self.table.dims(name)
-            if self.table.has_frames(name):
+            ends, dims = plan.ends[name], self.choices.dims(name)
+            if self.choices.has_frames(name):
                 values = self._values(plan, name, self.layout.shape(ends, dims), allocate)
                 lengths = plan.spans[name][1]
                 batch.update(self.layout.entries(name, values, lengths, allocate))
@@ -338,13 +356,13 @@ class FeatureDataset(Dataset[Item]):
 
     def _values(self, plan: BatchPlan, name: str, shape: Shape, allocate: Allocate) -> torch.Tensor:
         """Read a feature into one tensor."""
-        dtype, dims = self._dtypes[name], self.table.dims(name)
-        stored = torch_dtype(self.table.dtype(name))
+        dtype, dims = self._dtypes[name], self.choices.dims(name)
+        stored = torch_dtype(self.choices.dtype(name))
         with memory_for(name, shape[: len(shape) - len(dims)], dims):
             out = allocate(shape, dtype)
             read = out if dtype == stored else fresh(shape, stored)
         outs = places_of(read, plan.ends[name])
-        self.table.read_into(plan.rows, name, *plan.spans[name], outs)
+        self.choices.read_into(plan.rows, name, plan.spans[name], plan.draw, outs)
         if read is not out:
             out.copy_(read)  # float16 to float32 takes numpy 16 times as long
         return out
@@ -353,7 +371,7 @@ class FeatureDataset(Dataset[Item]):
         self, features: list[str], others: Mapping[str, Dtype]
     ) -> dict[str, torch.dtype]:
         """Return the dtypes of features: those asked for, else as declared."""
-        found = {name: torch_dtype(self.table.dtype(name)) for name in features}
+        found = {name: torch_dtype(self.choices.dtype(name)) for name in features}
         if self.arrays == "numpy":
             half = torch.bfloat16
             found |= {name: torch.float32 for name, kind in found.items() if kind == half}
@@ -373,7 +391,7 @@ class FeatureDataset(Dataset[Item]):
 
     def _items(self, plan: BatchPlan) -> Iterator[Item]:
         frames = {
-            name: self._values(plan, name, (int(ends[-1]), *self.table.dims(name)), fresh)
+            name: self._values(plan, name, (int(ends[-1]), *self.choices.dims(name)), fresh)
             for name, ends in plan.ends.items()
         }
         columns = {name: self.table.annotation(name).take(plan.rows) for name in self._annotations}
@@ -381,7 +399,7 @@ class FeatureDataset(Dataset[Item]):
             item: Item = {"id": id}
             for name, tensor in frames.items():
                 begin = int(plan.ends[name][number])
-                if self.table.has_frames(name):
+                if self.choices.has_frames(name):
                     length = int(plan.spans[name][1][number])
                     item[name] = tensor[begin : begin + length]
                     item[f"{name}_lengths"] = length
@@ -396,6 +414,15 @@ class FeatureDataset(Dataset[Item]):
                     error.add_note(f"in the transform of utterance {id!r}")
                     raise
             yield item
+
+    def _tell_unplanned(self, size: int) -> None:
+        """Warn once of batches of a mix that no sampler of featcache has made."""
+        if size > 1 and not self._told:
+            self._told = True
+            _log.warning(
+                "batches of a mix are drawn by a sampler that knows nothing of its plan: give "
+                "featcache.samplers to the loader, or it reads each row once an epoch"
+            )
 
     def _from_the_end(self, index: Index) -> Index:
         """Return an index whose row, if it is negative, is counted from the end."""

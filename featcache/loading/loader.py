@@ -42,6 +42,7 @@ from featcache.loading.prefetch import Handed, Plan, Planned, Prefetch
 from featcache.reading.opening import CachePath
 from featcache.samplers.epoch import EpochSampler, Iteration
 from featcache.samplers.order import VERSION, check_version
+from featcache.samplers.shapes import PadTo
 from featcache.samplers.shuffled import PlainBatchSampler
 from featcache.tables.table import FeatureTable
 
@@ -341,24 +342,10 @@ class FeatureLoader(Generic[T]):
                 arrays=arrays,
                 allow_incomplete=allow_incomplete,
             )
-        elif (
-            annotations
-            or allow_incomplete
-            or (features, dtypes, transform, layout, arrays)
-            != (
-                *[None] * 4,
-                "torch",
-            )
-        ):
-            raise ConfigError(
-                "features, annotations, dtypes, transform, layout, arrays and allow_incomplete are "
-                "those of the FeatureDataset; give them there"
-            )
-        if pad_to is not None and dataset.layout != Padded(pad_to):
-            raise ConfigError(
-                f"the batch sampler makes batches to pad to {pad_to!r}, and the layout is "
-                f"{dataset.layout!r}; give layout=featcache.loading.Padded(pad_to={pad_to!r})"
-            )
+        else:
+            others = arrays != "torch" or allow_incomplete
+            _check_none_given(features, annotations, dtypes, transform, layout, others)
+        _check_padding(pad_to, dataset.layout)
         if threads < 0 or prefetch_bytes < 0:
             raise ConfigError(f"{threads=}, {prefetch_bytes=}: neither can be negative")
         if watchdog_s is not None and not watchdog_s > 0:
@@ -560,10 +547,11 @@ class FeatureLoader(Generic[T]):
 
     def _plan(self, indices: Sequence[Index], epoch: int) -> Planned[T]:
         plan = self.dataset.plan(indices, epoch)
-        table, held, places = self.dataset.table, 0, 0
+        held = places = 0
         for name, (_, lengths) in plan.spans.items():
-            held += int(lengths.sum()) * math.prod(table.dims(name))
-            places += math.prod(plan.shapes[name])
+            numbers = math.prod(self.dataset.choices.dims(name))
+            held += int(lengths.sum()) * numbers
+            places += int(plan.ends[name][-1]) * numbers
         filled = plan.nbytes * held // max(places, 1)
         return Planned(plan.nbytes, partial(self._read, plan), filled)
 
@@ -589,3 +577,20 @@ def _plain_sampler(
         seed=dataset.seed if seed is None else seed,
         drop_last=bool(drop_last),
     )
+
+
+def _check_none_given(*settings: object) -> None:
+    if any(setting is not None and setting not in (False, ()) for setting in settings):
+        raise ConfigError(
+            "features, annotations, dtypes, transform, layout, arrays and allow_incomplete are "
+            "those of the FeatureDataset; give them there"
+        )
+
+
+def _check_padding(pad_to: object, layout: Layout) -> None:
+    """Raise `ConfigError` for a layout that pads to other lengths than the batch sampler."""
+    if pad_to is not None and layout != Padded(cast(PadTo, pad_to)):
+        raise ConfigError(
+            f"the batch sampler makes batches to pad to {pad_to!r}, and the layout is {layout!r}; "
+            f"give layout=featcache.loading.Padded(pad_to={pad_to!r})"
+        )

@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import overload
+from typing import Protocol, cast, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from featcache.format.columns import ends_of
 from featcache.interface import Ints
-from featcache.samplers.order import Order
-from featcache.tables.table import BatchOf, Numbering
+from featcache.tables.mixes import MixOrder
+from featcache.tables.order import Order
+from featcache.tables.table import BatchOf, Numbering, RowOrder
+
+
+class ShareOut(Protocol):
+    """Cuts batches so that ranks can share them: `share_out`, but for `drop_last`."""
+
+    def __call__(self, ends: Ints, position: int, world_size: int) -> Ints:
+        """Return where the batches from a position on begin and end."""
+
+
+class EpochBatches(Protocol):
+    """Batches of an epoch, or of what is left of one."""
+
+    def __len__(self) -> int:
+        """Count the batches."""
+
+    @property
+    def utterances(self) -> int:
+        """Utterances of the whole epoch."""
+
+    def end(self, number: int) -> int:
+        """Return how many utterances of the epoch come before a batch."""
+
+    def batch(self, number: int) -> list[int] | list[str]:
+        """Return a batch."""
 
 
 class Batches(Sequence[list[int] | list[str]]):
@@ -28,14 +53,15 @@ class Batches(Sequence[list[int] | list[str]]):
 
     def __init__(
         self,
-        items: ArrayLike | Order,
+        items: ArrayLike | RowOrder,
         ends: ArrayLike,
         *,
         keys: Sequence[str] | None = None,
         numbering: Numbering | None = None,
         draw: tuple[int, int] | None = None,
     ) -> None:
-        self._items = items if isinstance(items, Order) else np.asarray(items, np.int64)
+        drawn = isinstance(items, Order | MixOrder)  # when they are asked for
+        self._items = cast(RowOrder, items) if drawn else np.asarray(items, np.int64)
         self.ends: Ints = np.asarray(ends, np.int64)
         self.keys = keys
         self.numbering = numbering
@@ -92,7 +118,22 @@ class Batches(Sequence[list[int] | list[str]]):
         source = np.arange(ends[-1]) + np.repeat(self.ends[order] - ends[:-1], sizes)
         return Batches(self.items[source], ends, keys=self.keys, numbering=self.numbering)
 
-    def recut(self, ends: Ints, draw: tuple[int, int]) -> Batches:
+    @property
+    def windows(self) -> Iterator[Batches]:
+        """These batches, as the one window that they are made of."""
+        return iter([self])
+
+    def end(self, number: int) -> int:
+        """Return how many utterances come before batch `number`."""
+        return self.ends.item(number)
+
+    def rest(
+        self, position: int, *, world_size: int, share: ShareOut, draw: tuple[int, int]
+    ) -> Batches:
+        """Return the batches from a position on, the last ones cut so that ranks share them."""
+        return self.recut(share(self.ends, position, world_size), draw)
+
+    def recut(self, ends: Ints, draw: tuple[int, int] | None) -> Batches:
         """Return batches of the same utterances that end elsewhere, of this seed and epoch."""
         return Batches(self._items, ends, keys=self.keys, numbering=self.numbering, draw=draw)
 

@@ -5,19 +5,36 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
+from functools import partial
+from itertools import product
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache._cached import cached_property
 from featcache._checks import whole_number
 from featcache.errors import ConfigError
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
-from featcache.samplers.epoch import EpochSampler, State, drawn_evenly, shuffled_in_groups
+from featcache.samplers.epoch import (
+    GROUP_SIZES,
+    EpochSampler,
+    State,
+    drawn_evenly,
+    shuffled_in_groups,
+    split_up,
+)
 from featcache.samplers.lengths import LengthsLike, LengthsOfUtterances, longest_of
 from featcache.samplers.order import drawn, orders, share_of
 from featcache.samplers.shapes import BatchShapes, PadTo, lengths_up_to
+from featcache.samplers.windows import (
+    DEVIATIONS,
+    WINDOW,
+    WindowedBatches,
+    spare_batches,
+    windows_of,
+)
 from featcache.tables.columns import stable_order
 from featcache.tables.table import Numbering
 
@@ -192,32 +209,30 @@ class BucketBatchSampler(EpochSampler):
         self.max_frames, self.max_elements, self.batch_size, _ = astuple(limits)
         self.shuffle = shuffle
         self._shapes = None if pad_to is None else self._shapes_of(pad_to, batch_sizes)
-        columns, named = of.columns, limits.named("max_frames", "max_elements")
+        named = limits.named("max_frames", "max_elements")
         if self._shapes is not None:
-            columns = [self._shapes.padded(column) for column in columns]
             named.append(f"pad_to={pad_to!r}")
-        fits = limits.fits(columns, of.frame_elements) & (longest_of(columns) >= of.longest)
-        self.too_long = of.without(fits, too_long, named)
-        rows = stable_order(of.longest)  # the shortest first
-        self._rows = rows[fits[rows]]
+        self.too_long = of.without(self._fits, too_long, named)
+        self._number = of.count(self.too_long)
+        self._windows = windows_of(self._number) if shuffle and self._shapes is None else 1
         self._count = 0  # of the batches of each epoch, once it is known
 
     def __repr__(self) -> str:
         limits = ", ".join(self._limits.named(*vars(self._limits)))
-        return f"<BucketBatchSampler: {len(self._rows)} utterances, {limits}, {self._where()}>"
+        return f"<BucketBatchSampler: {self._number} utterances, {limits}, {self._where()}>"
 
     @property
     def padding_efficiency(self) -> float:
         """Share of real frames among all frames of this epoch's batches: all features and ranks."""
         batches = self._epoch(self.epoch)
         real = padded = 0.0
-        for column in self._of.columns:
-            frames = column[batches.items]
+        for some, column in product(batches.windows, self._of.columns):
+            frames = column[some.items]
             real += float(frames.sum(dtype=float))
-            longest = np.maximum.reduceat(frames, batches.ends[:-1])
+            longest = np.maximum.reduceat(frames, some.ends[:-1])
             if self._shapes is not None:
                 longest = self._shapes.padded(longest)
-            padded += float(longest.astype(float) @ batches.sizes)
+            padded += float(longest.astype(float) @ some.sizes)
         return real / padded if padded else 1.0
 
     @property
@@ -225,14 +240,22 @@ class BucketBatchSampler(EpochSampler):
         """The utterances that row numbers count; None where batches hold ids."""
         return self._of.numbering
 
-    def epoch_batches(self, epoch: int) -> Batches:
+    def epoch_batches(self, epoch: int) -> Batches | WindowedBatches:
         """Return the batches of an epoch, in its order."""
         if not self.shuffle:
-            return self._of.batches(self._rows, self._cut(self._rows, 0))
-        if self._shapes is not None:  # as many of each shape in all epochs
+            rows = self._rows_of(epoch)
+            return self._of.batches(rows, self._cut(rows, 0))
+        plan = self._of.plan
+        if self._windows > 1:
+            order = self._of.drawn_rows(self.too_long, self.seed, epoch)
+            make = partial(self._window, epoch)
+            return WindowedBatches(order, self._windows, self._per_window, make)
+        if self._shapes is not None and plan is None:  # as many of each shape in all epochs
             rows, ends = self._draw(epoch, 0)
         else:
-            rows, ends, self._count = drawn_evenly(self._draw, epoch, self._count)
+            rows, ends, self._count = drawn_evenly(
+                self._draw, epoch, self._count, self._spare, own_rows=plan is not None
+            )
         batches = self._of.batches(rows, ends)
         return batches.take(shuffled_in_groups(len(batches), drawn(self.seed, "batches", epoch)))
 
@@ -245,6 +268,8 @@ class BucketBatchSampler(EpochSampler):
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
         }
+        if self._windows > 1:
+            known["window"] = WINDOW
         if self._limits.quadratic_frames is not None:
             known["quadratic_frames"] = self._limits.quadratic_frames
         if self._shapes is not None:
@@ -252,17 +277,65 @@ class BucketBatchSampler(EpochSampler):
             known["batch_sizes"] = self._shapes.sizes.tolist()
         return known
 
+    def _fits(self, columns: list[Ints]) -> NDArray[np.bool_]:
+        """Whether utterances are within the limits by themselves, as they are padded."""
+        padded = columns
+        if self._shapes is not None:
+            padded = [self._shapes.padded(column) for column in columns]
+        fits = self._limits.fits(padded, self._of.frame_elements)
+        return fits & (longest_of(padded) >= longest_of(columns))
+
+    @cached_property
+    def _sorted(self) -> Ints:
+        """All rows that are batched, the shortest first."""
+        rows = stable_order(self._of.longest)
+        if len(self.too_long):
+            fits = np.ones(len(rows), bool)
+            fits[self.too_long] = False
+            rows = rows[fits[rows]]
+        return rows
+
+    def _rows_of(self, epoch: int) -> Ints:
+        """Return the rows of an epoch, the shortest first."""
+        plan = self._of.plan
+        return self._sorted if plan is None else self._by_length(plan.order(epoch, self.seed)[:])
+
+    def _by_length(self, rows: Ints) -> Ints:
+        return rows[stable_order(self._of.longest[rows])]
+
+    @cached_property
+    def _per_window(self) -> int:
+        """The batches of each window."""
+        order = self._of.drawn_rows(self.too_long, self.seed, 0)
+        rows = self._by_length(order[: self._number // self._windows])
+        usual = len(self._cut(rows, 0)) - 1
+        spare = spare_batches(usual, self._of.longest[rows], DEVIATIONS) + 1
+        # so that the groups of all windows begin where a step of the ranks does
+        whole_groups = -(-(usual + spare) // GROUP_SIZES[-1]) * GROUP_SIZES[-1]
+        return min(whole_groups, len(rows))
+
+    def _window(self, epoch: int, rows: Ints, number: int, count: int) -> Batches:
+        """Return the batches of a window in random order."""
+        key, rows = drawn(self.seed, "window", epoch, number), self._by_length(rows)
+        ends = split_up(self._cut(rows, share_of(drawn(key, "first"))), count)
+        return self._of.batches(rows, ends).take(shuffled_in_groups(len(ends) - 1, key))
+
+    def _spare(self, usual: int, rows: Ints) -> int:
+        plan = self._of.plan
+        varies = plan is not None and plan.varies
+        return spare_batches(usual, self._of.longest[rows], 4 if varies else 0)
+
     def _draw(self, epoch: int, number: int) -> tuple[Ints, Ints]:
         """Return the rows of an epoch, and where its batches end."""
         key = drawn(self.seed, "rows", epoch, number)
-        rows = self._ordered(key)
+        rows = self._ordered(epoch, key)
         # a first batch of any size moves the ends of all others: neighbours part also where
         # utterances are few
         return rows, self._cut(rows, share_of(drawn(key, "first")) if epoch else 0.5)
 
-    def _ordered(self, key: int) -> Ints:
+    def _ordered(self, epoch: int, key: int) -> Ints:
         """Return the rows by length, those of about the same length in random order."""
-        rows = self._rows.copy()
+        rows = self._rows_of(epoch).copy()
         frames = self._of.longest[rows]
         if self._shapes is None:
             ends = _bucket_ends(frames, share_of(drawn(key, "bounds")))
@@ -278,7 +351,7 @@ class BucketBatchSampler(EpochSampler):
     def _cut(self, rows: Ints, phase: float) -> Ints:
         """Return where batches of `rows` end; the first is cut short by a share of `phase`."""
         if self._shapes is not None:
-            return self._shapes.ends(self._of.longest[self._rows])
+            return self._shapes.ends(np.sort(self._of.longest[rows]))
         first = next(self._ends(rows))
         skip = int(first * phase) if first < len(rows) else 0
         ends = np.fromiter(self._ends(rows[skip:]), np.int64) + skip

@@ -7,15 +7,18 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from featcache._checks import number_in_state, whole_number
 from featcache.errors import ConfigError, StateError
+from featcache.format.columns import ends_of
 from featcache.interface import Ints
-from featcache.samplers.batches import Batches
+from featcache.samplers.batches import Batches, EpochBatches
 from featcache.samplers.order import VERSION, Order, check_version, drawn
+from featcache.samplers.windows import WindowedBatches
 from featcache.tables.columns import mixed
 
 # One iteration of a sampler on one rank, and hosts that would share its batches out again.
@@ -28,7 +31,7 @@ HOLDS = ("batch_sampler", "sampler", "dataset")
 class RankShare:
     """The batches of all ranks from a position on, in steps of one batch for each rank."""
 
-    batches: Batches
+    batches: EpochBatches
     rank: int
     world_size: int
 
@@ -42,7 +45,7 @@ class RankShare:
         """Return how many utterances of the epoch all ranks have taken after that many steps."""
         if step == len(self):  # what drop_last leaves out is done with, too
             return self.batches.utterances
-        return int(self.batches.ends[step * self.world_size])
+        return self.batches.end(step * self.world_size)
 
 
 class Iteration(Iterator[list[int] | list[str]]):
@@ -209,26 +212,33 @@ def split_up(ends: Ints, count: int) -> Ints:
 
 
 DRAWS = 20  # of an epoch's batches, until they are not too many
-SPARE = 200  # an epoch may have one more in so many batches than epoch 0
 
 
 def drawn_evenly(
-    draw: Callable[[int, int], tuple[Ints, Ints]], epoch: int, count: int, spare: int = SPARE
+    draw: Callable[[int, int], tuple[Ints, Ints]],
+    epoch: int,
+    count: int,
+    spare: Callable[[int, Ints], int],
+    *,
+    own_rows: bool = False,
 ) -> tuple[Ints, Ints, int]:
     """Return the rows and ends of an epoch of `count` batches, and that count.
 
     Hosts ask for the number of batches once, so all epochs have the same. `draw(epoch, number)`
-    gives rows and ends; that of epoch 0 settles the count, where `count` is 0: one more in `spare`
-    than it has. It comes again where no draw of an epoch keeps to that.
+    gives rows and ends; that of epoch 0 settles the count, where `count` is 0: as many more as
+    `spare` says of their number and rows. It comes again where no draw of an epoch keeps to that;
+    an epoch that has rows of its own (`own_rows`) then has more.
     """
     first = draw(0, 0) if epoch == 0 or not count else None
     if first is not None and not count:
         usual = len(first[1]) - 1
-        count = min(usual + usual // spare, len(first[0]))
+        count = min(usual + spare(usual, first[0]), len(first[0]))
     for number in range(DRAWS if epoch else 0):
         rows, ends = draw(epoch, number)
         if len(ends) - 1 <= count:
             return rows, split_up(ends, count), count
+    if own_rows and epoch:
+        return *draw(epoch, 0), count
     rows, ends = first or draw(0, 0)
     return rows, split_up(ends, count), count
 
@@ -286,6 +296,14 @@ def _launched_with_others() -> bool:
     return any(value.isdigit() and int(value) > alone[name] for name, value in found.items())
 
 
+class Shares(NamedTuple):
+    """Share of a source: of an epoch, and the least and most of it in a window."""
+
+    share: float
+    least: float
+    most: float
+
+
 # The base of all samplers: an order of batches per epoch, shared out over any number of ranks.
 
 State: TypeAlias = dict[str, object]  # numbers, strings and None
@@ -333,7 +351,7 @@ class EpochSampler(ABC):
         self._iteration: Iteration | None = None  # begun last, in this epoch
         self._waiting = False  # a newer one was made, and has not begun
         # an epoch, and its batches of all ranks together
-        self._batches: tuple[int, Batches] | None = None
+        self._batches: tuple[int, Batches | WindowedBatches] | None = None
         self._share: tuple[tuple[int, ...], RankShare] | None = None
 
     @property
@@ -355,7 +373,7 @@ class EpochSampler(ABC):
         return self
 
     @abstractmethod
-    def epoch_batches(self, epoch: int) -> Batches:
+    def epoch_batches(self, epoch: int) -> Batches | WindowedBatches:
         """Return an epoch's batches in the order in which all ranks together take them.
 
         None of them empty.
@@ -387,6 +405,26 @@ class EpochSampler(ABC):
     def __len__(self) -> int:
         """Count the batches of a whole epoch for this rank, wherever in it the sampler is."""
         return len(self._shared(self.epoch, 0))
+
+    def source_shares(self, window: int = 1000) -> dict[str, Shares]:
+        """Return the share of each source of a mix in this epoch's batches of all ranks, by name.
+
+        And the least and the most of it among any `window` utterances of batches that follow on.
+        Raises `ConfigError` unless the rows are those of a mix.
+        """
+        table = getattr(self, "table", None)
+        if table is None or table.plan is None:
+            raise ConfigError(f"{self!r} has no mix, whose sources have shares")
+        rows = np.concatenate([some.items for some in self._epoch(self.epoch).windows])
+        source_of = table.plan.source_of(rows)
+        window = min(whole_number("window", window, 1), len(rows))
+        found = {}
+        for number, name in enumerate(table.plan.taken):
+            before = ends_of(source_of == number)
+            some = before[window:] - before[:-window]
+            least, most = int(some.min()) / window, int(some.max()) / window
+            found[name] = Shares(int(before[-1]) / len(rows), least, most)
+        return found
 
     def state_dict(self, steps: int | None = None) -> State:
         """Return where the epoch stands, the same on all ranks, as a dict that JSON can hold.
@@ -500,7 +538,7 @@ class EpochSampler(ABC):
     def _rank_of_size(self) -> tuple[int, int]:
         return self._given_rank or resolve_rank(None, None)
 
-    def _epoch(self, epoch: int) -> Batches:
+    def _epoch(self, epoch: int) -> Batches | WindowedBatches:
         if self._batches is None or self._batches[0] != epoch:
             self._batches = epoch, self.epoch_batches(epoch)
         return self._batches[1]
@@ -510,9 +548,9 @@ class EpochSampler(ABC):
         rank, world_size = self._rank_of_size()
         wanted = epoch, start, rank, world_size
         if self._share is None or self._share[0] != wanted:
-            batches = self._epoch(epoch)
-            ends = share_out(batches.ends, start, world_size, self.drop_last)
-            left = batches.recut(ends, (self.seed, epoch))
+            share = partial(share_out, drop_last=self.drop_last)
+            draw = self.seed, epoch
+            left = self._epoch(epoch).rest(start, world_size=world_size, share=share, draw=draw)
             self._share = wanted, RankShare(left, rank, world_size)
         return self._share[1]
 

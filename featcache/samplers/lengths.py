@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,11 +16,14 @@ from featcache.format.files import digest
 from featcache.interface import Ints
 from featcache.reading.opening import CachePath
 from featcache.samplers.batches import Batches
+from featcache.samplers.order import Order, drawn
+from featcache.samplers.windows import MOST_AT_ONCE, Without
 from featcache.tables.table import (
     FeatureTable,
     HasSome,
     HasTable,
     Numbering,
+    RowOrder,
     column_digest,
     within_table,
 )
@@ -42,9 +45,12 @@ def columns_of(lengths: LengthsLike) -> tuple[list[Ints], list[int], FeatureTabl
         owner, table = found
         if not len(table):
             raise ConfigError(f"there are no utterances to sample: {table!r} is empty")
-        names = [name for name in owner.features if table.has_frames(name)]
-        columns = [_checked(f"lengths of feature {name!r}", table.lengths(name)) for name in names]
-        return columns, [math.prod(table.dims(name)) for name in names], table
+        # a data set may read several stored features as one, or some frames of them
+        choices = getattr(owner, "choices", None)
+        made = table if choices is None else choices.over(table)
+        names = [name for name in owner.features if made.has_frames(name)]
+        columns = [_checked(f"lengths of feature {name!r}", made.lengths(name)) for name in names]
+        return columns, [math.prod(made.dims(name)) for name in names], table
     if isinstance(lengths, list | tuple) and len(lengths) > 0 and np.ndim(lengths[0]) > 0:
         arrays = {f"lengths[{number}]": array for number, array in enumerate(lengths)}
     else:
@@ -89,6 +95,7 @@ class LengthsOfUtterances:
         columns: frames of each utterance, by feature.
         frame_elements: the numbers of a frame of each feature.
         table: the table that they are of, where there is one.
+        plan: its plan of epochs, where it is a mix.
         ids: ids in place of row numbers, where they are given.
         longest: frames of each utterance's longest feature.
     """
@@ -99,6 +106,7 @@ class LengthsOfUtterances:
             raise ConfigError(
                 f"no feature of {lengths!r} has a time axis; give lengths of your own"
             )
+        self.plan = None if self.table is None else self.table.plan
         self.ids = None if ids is None else self._take(list(ids))
         self.longest = longest_of(self.columns)
 
@@ -111,33 +119,60 @@ class LengthsOfUtterances:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the lengths and the ids."""
+        """Digest of the lengths, the ids, and the plan of a mix."""
         ids = "\0".join(self.ids or ()).encode(errors="surrogatepass")
-        return digest("".join([*map(column_digest, self.columns), digest(ids)]).encode())
+        plan = "" if self.plan is None else self.plan.digest
+        return digest("".join([*map(column_digest, self.columns), digest(ids), plan]).encode())
 
     def batches(self, rows: Ints, ends: Ints) -> Batches:
         """Return batches of these rows that end there."""
         return Batches(rows, ends, keys=self.ids, numbering=self.numbering)
 
-    def without(self, fits: NDArray[np.bool_], too_long: str, limits: Sequence[str]) -> Ints:
+    def drawn_rows(self, left_out: Ints, seed: int, epoch: int, number: int = 0) -> RowOrder:
+        """Return the rows of an epoch but those left out, in random order: draw `number` of them.
+
+        Those of a mix in the order of its plan.
+        """
+        key = drawn(seed, "rows", epoch, number)
+        if self.plan is None:
+            return Without(Order(len(self.longest) - len(left_out), key), left_out)
+        planned = self.plan.order(epoch, seed)
+        return planned if number == 0 else planned[:][Order(len(planned), key)[:]]
+
+    def count(self, left_out: Ints) -> int:
+        """Count the utterances of an epoch."""
+        return len(self.longest) - len(left_out) if self.plan is None else self.plan.size
+
+    def without(
+        self,
+        fits: Callable[[list[Ints]], NDArray[np.bool_]],
+        too_long: str,
+        limits: Sequence[str],
+    ) -> Ints:
         """Return the rows that do not fit into a batch by themselves, which a warning counts.
 
-        Raises `ConfigError` for them unless `too_long` is "skip"; `limits` are what they are over,
-        as "max_frames=2000".
+        `fits` says it of some utterances, by their columns. Raises `ConfigError` for those that do
+        not unless `too_long` is "skip"; `limits` are what they are over, as "max_frames=2000".
         """
         if too_long not in TOO_LONG:
             raise UnknownNameError(
                 f"too_long has no choice {too_long!r}; {nearest(too_long, TOO_LONG)}"
             )
-        rows = np.flatnonzero(~fits)
+        total, found = len(self.longest), []
+        for begin in range(0, total, MOST_AT_ONCE):  # memory for some at a time
+            some = [column[begin : begin + MOST_AT_ONCE] for column in self.columns]
+            found.append(begin + np.flatnonzero(~fits(some)))
+        rows = np.concatenate(found)
         if not len(rows):
             return rows
         longest = int(rows[len(rows) - 1 - self.longest[rows][::-1].argmax()])
         what = (
-            f"{len(rows)} of {len(fits)} utterances are longer than {' or '.join(limits)}, the "
+            f"{len(rows)} of {total} utterances are longer than {' or '.join(limits)}, the "
             f"longest is {self._named(longest)} with {self.longest[longest]} frames"
         )
-        if too_long == "skip" and fits.any():
+        if too_long == "skip" and self.plan is not None:
+            raise ConfigError(f"{what}; leave them out of the sources of the mix, with filter")
+        if too_long == "skip" and len(rows) < total:
             warnings.warn(f"{what}; they are left out", stacklevel=3)
             return rows
         names = " or ".join(limit.partition("=")[0] for limit in limits)
@@ -149,6 +184,8 @@ class LengthsOfUtterances:
         if len(set(ids)) < len(ids):
             raise ConfigError("ids names an utterance twice")
         if self.table is not None:
+            if self.table.plan is not None:
+                raise ConfigError("ids= chooses of a mix; select them of its sources instead")
             rows = self.table.rows(ids)
             self.columns = [column[rows] for column in self.columns]
         elif len(ids) != len(self.columns[0]):

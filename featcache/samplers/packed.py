@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache._cached import cached_property
 from featcache._checks import whole_number
 from featcache.format.columns import ends_of
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.samplers.bucket import BatchLimits
-from featcache.samplers.epoch import EpochSampler, State, drawn_evenly
-from featcache.samplers.lengths import LengthsLike, LengthsOfUtterances
+from featcache.samplers.epoch import EpochSampler, State, drawn_evenly, split_up
+from featcache.samplers.lengths import LengthsLike, LengthsOfUtterances, longest_of
 from featcache.samplers.order import Order, drawn
+from featcache.samplers.windows import (
+    DEVIATIONS,
+    WINDOW,
+    WindowedBatches,
+    Without,
+    spare_batches,
+    windows_of,
+)
 from featcache.tables.columns import stable_order
 from featcache.tables.table import Numbering
 
@@ -80,38 +90,47 @@ class PackedBatchSampler(EpochSampler):
         self.shuffle = shuffle
         self._of = LengthsOfUtterances(lengths, ids)
         self.table = self._of.table
-        self._costs = self._limits.costs(self._of.longest)
-        fits = self._costs <= self.max_frames
-        self.too_long = self._of.without(fits, too_long, [f"max_frames={max_frames}"])
-        self._rows = np.flatnonzero(fits)
+        self.too_long = self._of.without(self._fits, too_long, [f"max_frames={max_frames}"])
+        self._number = self._of.count(self.too_long)
+        self._windows = windows_of(self._number) if shuffle else 1
         self._count = 0  # of the batches of each epoch, once it is known
 
     def __repr__(self) -> str:
         limits = ", ".join(self._limits.named(*vars(self._limits)))
-        return f"<PackedBatchSampler: {len(self._rows)} utterances, {limits}, {self._where()}>"
+        return f"<PackedBatchSampler: {self._number} utterances, {limits}, {self._where()}>"
 
     @property
     def fill(self) -> float:
         """Share of `max_frames` that is taken by this epoch's batches of all ranks, on average."""
         batches = self._epoch(self.epoch)
-        return float(self._costs[batches.items].sum()) / (len(batches) * self.max_frames)
+        taken = sum(float(self._costs(some.items).sum()) for some in batches.windows)
+        return taken / (len(batches) * self.max_frames)
 
     @property
     def numbering(self) -> Numbering | None:
         """The utterances that row numbers count; None where batches hold ids."""
         return self._of.numbering
 
-    def epoch_batches(self, epoch: int) -> Batches:
+    def epoch_batches(self, epoch: int) -> Batches | WindowedBatches:
         """Return the batches of an epoch, in its order."""
+        plan = self._of.plan
         if not self.shuffle:
-            return self._of.batches(*self._packed(self._rows))
-        rows, ends, self._count = drawn_evenly(self._draw, epoch, self._count, SPARE)
+            given = Without(Order(self._number, None), self.too_long) if plan is None else None
+            rows = (given or self._of.drawn_rows(self.too_long, self.seed, epoch))[:]
+            return self._of.batches(*self._packed(rows))
+        if self._windows > 1:
+            order = self._of.drawn_rows(self.too_long, self.seed, epoch)
+            make = partial(self._window, epoch)
+            return WindowedBatches(order, self._windows, self._per_window, make)
+        rows, ends, self._count = drawn_evenly(
+            self._draw, epoch, self._count, self._spare, own_rows=plan is not None
+        )
         order = Order(len(ends) - 1, drawn(self.seed, "batches", epoch))
         return self._of.batches(rows, ends).take(order[:])
 
     def settings(self) -> State:
         """Return what the order depends on: limits, window, shuffle, a digest of the lengths."""
-        return {
+        known: State = {
             "data": self._of.digest,
             "max_frames": self.max_frames,
             "batch_size": self._limits.batch_size,
@@ -119,6 +138,36 @@ class PackedBatchSampler(EpochSampler):
             "window": self.window,
             "shuffle": self.shuffle,
         }
+        if self._windows > 1:
+            known["rows_at_once"] = WINDOW
+        return known
+
+    def _fits(self, columns: list[Ints]) -> NDArray[np.bool_]:
+        return self._limits.costs(longest_of(columns)) <= self.max_frames
+
+    def _costs(self, rows: Ints) -> Ints:
+        return self._limits.costs(self._of.longest[rows])
+
+    @cached_property
+    def _per_window(self) -> int:
+        """The batches of each window of very many utterances."""
+        order = self._of.drawn_rows(self.too_long, self.seed, 0)
+        rows, ends = self._packed(order[: self._number // self._windows])
+        usual = len(ends) - 1
+        spare = spare_batches(usual, self._costs(rows), DEVIATIONS, one_in=SPARE)
+        return min(usual + spare + 1, len(rows))
+
+    def _window(self, epoch: int, rows: Ints, number: int, count: int) -> Batches:
+        """Return the batches of a window of very many utterances."""
+        rows, ends = self._packed(rows)
+        ends = split_up(ends, count)
+        order = Order(len(ends) - 1, drawn(self.seed, "window", epoch, number))
+        return self._of.batches(rows, ends).take(order[:])
+
+    def _spare(self, usual: int, rows: Ints) -> int:
+        plan = self._of.plan
+        varies = plan is not None and plan.varies
+        return spare_batches(usual, self._costs(rows), 4 if varies else 0, one_in=SPARE)
 
     def _draw(self, epoch: int, number: int) -> tuple[Ints, Ints]:
         """Return the rows of an epoch, batch by batch, and where these end."""
@@ -130,19 +179,18 @@ class PackedBatchSampler(EpochSampler):
         return found
 
     def _packed_anew(self, epoch: int, number: int) -> tuple[Ints, Ints]:
-        order = Order(len(self._rows), drawn(self.seed, "rows", epoch, number))
-        return self._packed(self._rows[order[:]])
+        return self._packed(self._of.drawn_rows(self.too_long, self.seed, epoch, number)[:])
 
     def _packed(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return rows batch by batch, and where these end."""
         done, sizes, window = [], [], self.window
         while len(rows):
-            bins = best_fit(self._costs[rows], self.max_frames, self._limits.batch_size, window)
+            bins = best_fit(self._costs(rows), self.max_frames, self._limits.batch_size, window)
             order = stable_order(bins)
             bins, rows = bins[order], rows[order]
             begins = np.flatnonzero(np.diff(bins, prepend=-1))
             counts = np.diff(begins, append=len(rows))
-            again = _least_full(self._costs[rows], begins, bins[begins] // (window + OPEN))
+            again = _least_full(self._costs(rows), begins, bins[begins] // (window + OPEN))
             if len(rows) <= window:
                 again[:] = False
             of_row = np.repeat(again, counts)

@@ -107,8 +107,9 @@ def _from_lists(batches: Iterable[Iterable[int] | Iterable[str]]) -> Batches:
 class PlainBatchSampler(EpochSampler):
     """Batches of `batch_size` rows of a table, in their order or, other ones each epoch, at random.
 
-    The last batch may be smaller; `drop_last` leaves it out, and what then does not come out even
-    for the ranks. For how they share and resume, see `EpochSampler`.
+    Those of a mix come in its order, shuffled or not. The last batch may be smaller; `drop_last`
+    leaves it out, and what then does not come out even for the ranks. For how they share and
+    resume, see `EpochSampler`.
 
     Raises `ConfigError` where `drop_last` leaves nothing.
     """
@@ -140,12 +141,14 @@ class PlainBatchSampler(EpochSampler):
 
     def epoch_batches(self, epoch: int) -> Batches:
         """Return the batches of an epoch, in its order."""
-        count = len(self.table)
-        rows = Order(count, drawn(self.seed, "rows", epoch) if self.shuffle else None)
+        rows = self.table.epoch_rows(epoch, seed=self.seed)
+        count = len(rows)
+        if self.shuffle and self.table.plan is None:
+            rows = Order(count, drawn(self.seed, "rows", epoch))
         ends = np.arange(0, count + 1, self.batch_size)
         if ends[-1] < count and not self.drop_last:
             ends = np.append(ends, count)
-        return Batches(rows, ends, numbering=Numbering(count, self.table))
+        return Batches(rows, ends, numbering=Numbering(len(self.table), self.table))
 
     def settings(self) -> State:
         """Return what the order depends on: the size, whether it is shuffled, and the table."""

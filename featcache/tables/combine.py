@@ -249,7 +249,7 @@ def join(
     fingerprints are unlike.
     """
     check_unlike(unlike)
-    tables = [FeatureTable.of(source) for source in sources]
+    tables = _unplanned(sources)
     if not tables:
         raise ConfigError("join needs at least one cache")
     seen: dict[str, FeatureTable] = {}
@@ -272,6 +272,13 @@ def join(
     rows = [every, *(rows_by_id(tables[0], table) for table in tables[1:])]
     below = [table.selection.below(mine) for table, mine in zip(tables, rows, strict=True)]
     return _side_by_side([table.selection.blocks for table in tables], below)
+
+
+def _unplanned(sources: Iterable[FeatureTable | CachePath]) -> list[FeatureTable]:
+    tables = [FeatureTable.of(source) for source in sources]
+    for table in tables:
+        table.selection.refuse_mix()
+    return tables
 
 
 def _side_by_side(sources: Sequence[TableBlocks], below: Sequence[Ints]) -> FeatureTable:
@@ -323,7 +330,7 @@ def concat(
     they share an id, or if their fingerprints are unlike.
     """
     check_unlike(unlike)
-    tables = [FeatureTable.of(source) for source in sources]
+    tables = _unplanned(sources)
     if not tables:
         raise ConfigError("concat needs at least one cache")
     for number, table in enumerate(tables):

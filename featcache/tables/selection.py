@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import suppress
 from functools import reduce
-from typing import Any, NamedTuple, cast, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,9 @@ from featcache.stats import FeatureStats
 from featcache.tables.blocks import Block, BlockMember, RowMap, TableBlocks
 from featcache.tables.segments import Cuts, Segments
 from featcache.tables.times import require_times
+
+if TYPE_CHECKING:
+    from featcache.tables.mixes import MixPlan
 
 # `Ids`: the utterance ids of numbered rows as a sequence, which holds none of them itself.
 
@@ -103,14 +106,20 @@ class Selection:
         blocks: the caches.
         row_map: the row in the blocks of each row here; None: all, in their order.
         cuts: ids and frames of the rows, where they are segments; None: whole utterances.
+        plan: the rows that an epoch takes of a mix; None: each epoch takes all.
     """
 
     def __init__(
-        self, blocks: TableBlocks, row_map: RowMap | None = None, cuts: Cuts | None = None
+        self,
+        blocks: TableBlocks,
+        row_map: RowMap | None = None,
+        cuts: Cuts | None = None,
+        plan: MixPlan | None = None,
     ) -> None:
         self.blocks = blocks
         self.row_map = row_map
         self.cuts = cuts
+        self.plan = plan
         self._stats: dict[str, FeatureStats] = {}
         alone = row_map is None and len(generations := blocks.generations) == 1
         # the one generation, where the rows are all of its own, in their order
@@ -130,19 +139,31 @@ class Selection:
     @property
     def said(self) -> str:
         """The number of rows in words: of how many they are, and whether they are segments."""
+        if self.plan is not None:
+            return f"{self.plan.size:,} rows an epoch of {len(self.unlike_rows()):,} utterances"
         cut = "" if self.cuts is None else " segments"
         of = "" if self.row_map is None else f"{cut} of {len(self.blocks):,}"
         return f"{len(self):,}{of} utterances"
 
     def cut(self, segments: Segments) -> Selection:
         """Return the selection of segments of the rows, which are whole utterances."""
+        self.refuse_mix()
         cuts = Cuts.of(segments.ids, segments.spans, segments.annotations)
         return Selection(self.blocks, RowMap(self.below(segments.rows)), cuts)
 
     def take(self, rows: Ints) -> Selection:
         """Return the selection of some rows, of which none may come twice, in their order."""
+        self.refuse_mix()
         cuts = None if self.cuts is None else self.cuts.take(rows)
         return Selection(self.blocks, RowMap(self.below(rows)), cuts)
+
+    def refuse_mix(self) -> None:
+        """Raise `ConfigError` for a mix: what is made of it would have no plan."""
+        if self.plan is not None:
+            raise ConfigError(
+                "a mix is made last: filter, split, cut, join and put together its sources, then "
+                "mix these"
+            )
 
     def share(self) -> None:
         """Make now what look-ups need, for processes that are forked or spawned later to share."""
@@ -157,6 +178,12 @@ class Selection:
     def below(self, rows: Ints) -> Ints:
         """Return the rows in the blocks of rows here."""
         return rows if self.row_map is None else self.row_map.below[rows]
+
+    def unlike_rows(self) -> Ints:
+        """Return all rows; of those that a mix has of one utterance, which follow on, the first."""
+        if self.plan is None:
+            return np.arange(len(self))
+        return np.concatenate([start + rows for start, rows in self.plan.first_rows()])
 
     def place(self, row: int) -> tuple[Block, int]:
         """Return the block of a row, and its row there."""
@@ -208,10 +235,13 @@ class Selection:
     def annotations(self) -> tuple[str, ...]:
         """Names of the annotations."""
         own = () if self.cuts is None else self.cuts.own
-        return tuple(dict.fromkeys([*self.blocks.annotations, *own]))
+        label = () if self.plan is None or self.plan.label is None else (self.plan.label,)
+        return tuple(dict.fromkeys([*self.blocks.annotations, *own, *label]))
 
     def annotation(self, name: str) -> Column:
         """Return an annotation of all rows; of segments their own, else that of the recordings."""
+        if self.plan is not None and name == self.plan.label:
+            return self.plan.column()
         if self.cuts is not None and name in self.cuts.own:
             return self.cuts.annotation(name)
         rows = None if self.row_map is None else self.row_map.below
@@ -346,7 +376,8 @@ class Selection:
     @cached_property
     def digest(self) -> str:
         """A digest of the ids below in their order, and of what was made of them."""
-        made = [each.digest for each in (self.row_map, self.cuts) if each is not None]
+        parts = (self.row_map, self.cuts, self.plan)
+        made = [each.digest for each in parts if each is not None]
         below = self.blocks.digest
         return digest("".join([below, *made]).encode()) if made else below
 
@@ -359,13 +390,16 @@ class Selection:
 
     def __reduce__(self) -> tuple[object, ...]:
         blocks = [block.members for block in self.blocks.blocks]
-        return _unpickled, (blocks, self.row_map, self.cuts)
+        return _unpickled, (blocks, self.row_map, self.cuts, self.plan)
 
 
 def _unpickled(
-    blocks: Sequence[Sequence[BlockMember]], row_map: RowMap | None, cuts: Cuts | None
+    blocks: Sequence[Sequence[BlockMember]],
+    row_map: RowMap | None,
+    cuts: Cuts | None,
+    plan: MixPlan | None,
 ) -> Selection:
-    return Selection(TableBlocks([Block(members) for members in blocks]), row_map, cuts)
+    return Selection(TableBlocks([Block(members) for members in blocks]), row_map, cuts, plan)
 
 
 # Statistics of a view: exact, by reading its arrays, or those that a cache has beside them.
@@ -378,11 +412,13 @@ AT_ONCE_BYTES = 16 << 20
 def stats_of_rows(selection: Selection, feature: str) -> FeatureStats:
     """Return the statistics of a feature over all rows; a frame in two segments counts twice.
 
+    An utterance of which a mix has several rows counts once.
+
     Raises `KeyNotFoundError` if a cache has collected none.
     """
     began = time.monotonic()
     parts, read_bytes = [], 0
-    all_rows = np.arange(len(selection))
+    all_rows = selection.unlike_rows()
     span = selection.span(feature, all_rows)
     for block, places, inner in selection.blocks.split(selection.below(all_rows)):
         member = block.features[feature]

@@ -134,6 +134,8 @@ def view_line(table: FeatureTable) -> str:
         f" and {len(paths) - 1} more" if paths[1:] else ""
     )
     text = f"{selection.said} of {first}"
+    if selection.plan is not None:
+        return text
     timed = next((name for name in table.features if table.has_frames(name)), None)
     frames = None if timed is None else frames_known(table, timed)
     if timed is None or frames is None or not len(table):
@@ -263,6 +265,9 @@ def _figures(table: FeatureTable, state: str) -> Iterator[tuple[str, str]]:
     selection = table.selection
     of = "" if selection.row_map is None else f" of {len(selection.blocks):,}"
     what = "segments" if selection.cuts is not None else "utterances"
+    if selection.plan is not None:
+        yield f"{selection.plan.size:,}", "rows an epoch"
+        return
     yield f"{len(table):,}{of}", what
     if (hours := hours_known(table)) is not None:
         yield f"{hours:,.2f}", "hours"

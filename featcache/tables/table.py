@@ -31,6 +31,7 @@ from featcache.tables.columns import (
     split_rows,
     what_keeps_nothing,
 )
+from featcache.tables.order import Order
 from featcache.tables.plots import plot_lengths, plot_stats, plot_utterance
 from featcache.tables.segments import SegmentSource, segments_of
 from featcache.tables.selection import (
@@ -48,11 +49,23 @@ if TYPE_CHECKING:
     import pyarrow
     from matplotlib.axes import Axes
 
+    from featcache.tables.mixes import MixPlan
+
 
 # The utterances of one or several caches, or some of them, as numbered rows.
 
 MOST_COMPLETED = 1000  # ids that are offered where one types a key
 _log = logging.getLogger("featcache")
+
+
+class RowOrder(Protocol):
+    """Rows in an order, of which a slice gives some."""
+
+    def __len__(self) -> int:
+        """Count the rows."""
+
+    def __getitem__(self, places: slice, /) -> Ints:
+        """Return the rows at some places."""
 
 
 class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
@@ -211,6 +224,23 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
     def dtype(self, feature: str) -> str:
         """Return the declared dtype of a feature."""
         return self.selection.blocks.of_feature(feature)[0].declared_dtype
+
+    @property
+    def plan(self) -> MixPlan | None:
+        """The plan of a mix: rows of an epoch, of each source; None where an epoch takes all."""
+        return self.selection.plan
+
+    def epoch_rows(self, epoch: int, *, seed: int = 0) -> RowOrder:
+        """Return the rows of an epoch in their order: of a mix as planned, else all.
+
+        None comes twice. `[begin:end]` gives some of them, int64, and draws no others; `seed` is
+        that of a sampler.
+
+        >>> mixed.epoch_rows(3, seed=1)[:4]  # doctest: +SKIP
+        array([  7, 912,  44,   3])
+        """
+        plan = self.selection.plan
+        return Order(len(self), None) if plan is None else plan.order(epoch, seed)
 
     def lengths(
         self, feature: str, *, ids: Iterable[str] | None = None, rows: Ints | None = None

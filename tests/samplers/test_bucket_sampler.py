@@ -181,6 +181,7 @@ def test_what_all_padded_features_hold_keeps_to_the_limit(
 
     class Table(FeatureTable):
         features = ("wide", "flat")
+        plan = None
 
         def __init__(self) -> None:
             pass

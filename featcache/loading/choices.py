@@ -1,0 +1,218 @@
+"""Features of items that are made of stored ones: one of several versions, layers, random crops.
+
+Here is decided which stored feature and which of its frames an item has. All of it is drawn of
+seed, epoch and row, so that a resume draws the same, on any worker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from featcache.errors import ConfigError
+from featcache.interface import Bytes, Ints, storage_dtype
+from featcache.tables.columns import mixed
+from featcache.tables.order import drawn
+from featcache.tables.table import FeatureTable
+from featcache.tables.times import require_times
+
+Draw = tuple[int, int]  # seed and epoch
+Named = Mapping[str, Sequence[str]]
+
+
+class Span(NamedTuple):
+    """First frame and number of frames of each item, and how many its utterance has."""
+
+    starts: Ints
+    lengths: Ints
+    wholes: Ints
+
+
+class Choices:
+    """The features that items have, made of those of a table.
+
+    Args:
+        table: the rows.
+        features: names of stored features to read; None: all that `variants` and `layers` do not
+            name.
+        variants: by name, stored features of which each item has one, drawn by epoch and row.
+        layers: by name, stored features that are stacked behind the frames, as axis 1.
+        random_crop_s: seconds of which each item has the frames, at random; all of a shorter one.
+
+    Raises `ConfigError` for features that do not go together.
+    """
+
+    def __init__(
+        self,
+        table: FeatureTable,
+        features: Sequence[str] | None,
+        variants: Named | None,
+        layers: Named | None,
+        random_crop_s: float | None,
+    ) -> None:
+        self._table = table
+        self.random_crop_s = random_crop_s
+        self.variants = {name: list(some) for name, some in (variants or {}).items()}
+        self.layers = {name: list(some) for name, some in (layers or {}).items()}
+        made = {**self.variants, **self.layers}
+        for name, some in made.items():
+            self._check_alike(name, some)
+        if features is None:
+            taken = {stored for some in made.values() for stored in some}
+            features = [name for name in table.features if name not in taken]
+        self.features = tuple(dict.fromkeys([*features, *made]))
+        if len(made) < len(self.variants) + len(self.layers):
+            raise ConfigError(f"variants and layers have a name in common: {', '.join(made)}")
+        # of features with a time axis: seconds of a frame, and frames of a crop
+        self._frame_s: dict[str, float] = {}
+        self._crop_frames = {} if random_crop_s is None else self._frames_of(random_crop_s)
+
+    def stored(self, name: str) -> list[str]:
+        """Return the stored features that one of an item is made of."""
+        return self.variants.get(name) or self.layers.get(name) or [name]
+
+    def dtype(self, name: str) -> str:
+        """Return the declared dtype of a feature."""
+        return self._table.dtype(self.stored(name)[0])
+
+    def has_frames(self, name: str) -> bool:
+        """Whether a feature has a time axis."""
+        return self._table.has_frames(self.stored(name)[0])
+
+    def dims(self, name: str) -> tuple[int, ...]:
+        """Return the shape of one frame, or of the whole array of a feature without a time axis."""
+        dims = self._table.dims(self.stored(name)[0])
+        return (len(self.layers[name]), *dims) if name in self.layers else dims
+
+    def over(self, table: FeatureTable) -> Choices:
+        """Return the same features of another table."""
+        return Choices(table, self.features, self.variants, self.layers, self.random_crop_s)
+
+    def lengths(self, name: str) -> Ints:
+        """Return the most frames that an item of each row can have."""
+        columns = [self._table.lengths(stored) for stored in self.stored(name)]
+        longest = columns[0] if len(columns) == 1 else np.max(columns, axis=0)
+        most = self._crop_frames.get(name)
+        return longest if most is None else np.minimum(longest, most)
+
+    def spans(self, rows: Ints, draw: Draw) -> dict[str, Span]:
+        """Return the frames that items of these rows have, by feature."""
+        wholes = {name: self._wholes(name, rows, draw) for name in self.features}
+        spans = {
+            name: Span(np.zeros_like(whole), whole.copy(), whole) for name, whole in wholes.items()
+        }
+        if not self._crop_frames:
+            return spans
+        frame_s = self._frame_s
+        coarse = max(self._crop_frames, key=frame_s.__getitem__)
+        key = drawn(draw[0], "crop", draw[1])
+        shares = (mixed(rows.astype(np.uint64), key) >> np.uint64(11)) * 2.0**-53
+        # so that all features have the frames of one time
+        places = np.maximum(wholes[coarse] - self._crop_frames[coarse], 0) + 1
+        start_s = np.floor(shares * places) * frame_s[coarse]
+        for name, most in self._crop_frames.items():
+            lengths = np.minimum(wholes[name], most)
+            starts = np.rint(start_s / frame_s[name]).astype(np.int64)
+            spans[name] = Span(np.minimum(starts, wholes[name] - lengths), lengths, wholes[name])
+        return spans
+
+    def _wholes(self, name: str, rows: Ints, draw: Draw) -> Ints:
+        """Return the frames of the utterances that a feature is read of, before any crop."""
+        if name not in self.layers and name not in self.variants:
+            return self._table.lengths(name, rows=rows)
+        if name in self.variants:
+            lengths = np.empty(len(rows), np.int64)
+            for stored, places in self._chosen(name, rows, draw):
+                lengths[places] = self._table.lengths(stored, rows=rows[places])
+            return lengths
+        first, *others = self.layers[name]
+        lengths = self._table.lengths(first, rows=rows)
+        for other in others:
+            unlike = np.flatnonzero(self._table.lengths(other, rows=rows) != lengths)
+            if len(unlike):
+                raise ConfigError(
+                    f"features {first!r} and {other!r} of utterance "
+                    f"{self._table.id(int(rows[unlike[0]]))!r} differ in length, so they cannot be "
+                    "layers of one array"
+                )
+        return lengths
+
+    def read_into(
+        self,
+        rows: Ints,
+        name: str,
+        span: tuple[Ints, Ints],
+        draw: Draw,
+        out: Bytes | Sequence[Bytes],
+    ) -> None:
+        """Read frames of each row into the bytes of a row of `out`, zeros behind them."""
+        if name in self.layers:
+            self._read_layers(rows, self.layers[name], span, out)
+            return
+        starts, lengths = span
+        if name not in self.variants:
+            self._table.read_into(rows, name, starts, lengths, cast(Bytes, out))
+            return
+        for stored, places in self._chosen(name, rows, draw):
+            some = cast(Bytes, [out[place] for place in places.tolist()])
+            self._table.read_into(rows[places], stored, starts[places], lengths[places], some)
+
+    def _read_layers(
+        self,
+        rows: Ints,
+        stored: Sequence[str],
+        span: tuple[Ints, Ints],
+        out: Bytes | Sequence[Bytes],
+    ) -> None:
+        size = storage_dtype(self._table.dtype(stored[0])).itemsize
+        frame_bytes = size * math.prod(self._table.dims(stored[0]))
+        for number, name in enumerate(stored):
+            read = [np.empty(n * frame_bytes, np.uint8) for n in span[1].tolist()]
+            self._table.read_into(rows, name, *span, cast(Bytes, read))
+            for row, layer, frames in zip(out, read, span[1].tolist(), strict=True):
+                end = frames * frame_bytes * len(stored)
+                row[:end].reshape(frames, len(stored), frame_bytes)[:, number] = layer.reshape(
+                    frames, frame_bytes
+                )
+                row[end:] = 0
+
+    def _chosen(self, name: str, rows: Ints, draw: Draw) -> list[tuple[str, Ints]]:
+        """Return the stored features that rows have of a feature, and the places of these rows."""
+        stored = self.stored(name)
+        key = drawn(draw[0], "variant", name, draw[1])
+        number = mixed(rows.astype(np.uint64), key) % np.uint64(len(stored))
+        places = ((each, np.flatnonzero(number == at)) for at, each in enumerate(stored))
+        return [(each, some) for each, some in places if len(some)]
+
+    def _check_alike(self, name: str, stored: Sequence[str]) -> None:
+        if not stored or len(set(stored)) < len(stored):
+            raise ConfigError(f"{name!r} is made of {stored!r}: name stored features, each once")
+        if name in self._table.features and name not in stored:
+            raise ConfigError(f"{name!r} is a feature itself, and none of {', '.join(stored)}")
+        table = self._table
+        kinds = [(table.has_frames(each), table.dtype(each), table.dims(each)) for each in stored]
+        for each, kind in zip(stored, kinds, strict=True):
+            if kind != kinds[0]:
+                raise ConfigError(
+                    f"{name!r} is made of features of one dtype and shape, but {stored[0]!r} is "
+                    f"{kinds[0][1]} {kinds[0][2]} and {each!r} {kind[1]} {kind[2]}"
+                )
+
+    def _frames_of(self, random_crop_s: float) -> dict[str, int]:
+        if not isinstance(random_crop_s, Real) or not 0 < random_crop_s < np.inf:
+            raise ConfigError(
+                f"random_crop_s is a number of seconds above 0, not {random_crop_s!r}"
+            )
+        blocks, frames = self._table.selection.blocks, {}
+        for name in filter(self.has_frames, self.features):
+            for stored in self.stored(name):
+                require_times(blocks, stored)
+            times = blocks.frame_times(self.stored(name)[0])
+            assert times is not None
+            self._frame_s[name] = times.frame_s
+            frames[name] = max(round(random_crop_s / times.frame_s), 1)
+        return frames

@@ -1,0 +1,232 @@
+"""Items of several versions, of layers and random crops: drawn by seed, epoch and row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset
+
+import featcache
+from featcache import FeatureDataset, FeatureLoader, FeatureStorageConfig
+from featcache.errors import ConfigError
+from featcache.samplers import BucketBatchSampler
+
+COUNT = 40
+VERSIONS = ["fbank", "fbank_v1", "fbank_v2"]
+LAYERS = ["ssl-6", "ssl-9"]
+
+
+def arrays_of(number: int) -> dict[str, Any]:
+    """Frames that say which they are: (frames, 2) of time and of what they are."""
+    frames = 20 + number
+
+    def array(length: int, what: float) -> Any:
+        return np.stack([np.arange(length), np.full(length, what)], 1).astype(np.float32)
+
+    return {
+        "fbank": array(frames, number),
+        "fbank_v1": array(frames + 3, number + 0.25),
+        "fbank_v2": array(frames - 3, number + 0.5),
+        "ssl-6": array(frames // 2, 6),
+        "ssl-9": array(frames // 2, 9),
+        "speaker": np.array([number], np.float32),
+    }
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cache")
+    features = [
+        *(FeatureStorageConfig(name, frame_s=0.01) for name in VERSIONS),
+        *(FeatureStorageConfig(name, frame_s=0.02) for name in LAYERS),
+        FeatureStorageConfig("speaker", time_axis=None),
+    ]
+    with featcache.CacheWriter(path, features) as writer:
+        for number in range(COUNT):
+            writer.write(f"u{number:02}", arrays_of(number))
+    return path
+
+
+def items_of(batches: Any) -> dict[str, dict[str, Any]]:
+    """The items of batches without their padding."""
+    return {
+        id: {
+            name: batch[name][place][: int(batch[f"{name}_lengths"][place])].numpy()
+            for name in batch
+            if f"{name}_lengths" in batch
+        }
+        for batch in batches
+        for place, id in enumerate(batch["id"])
+    }
+
+
+def same(first: dict[str, dict[str, Any]], other: dict[str, dict[str, Any]]) -> bool:
+    return first.keys() == other.keys() and all(
+        np.array_equal(item[name], other[id][name]) for id, item in first.items() for name in item
+    )
+
+
+def loaders(dataset: FeatureDataset) -> list[Callable[[int], Any]]:
+    """Ways to read an epoch of seed 3: threads, workers, several ranks, after a resume."""
+
+    def sampler(**options: Any) -> BucketBatchSampler:
+        return BucketBatchSampler(dataset, max_frames=300, seed=3, **options)
+
+    def by_threads(epoch: int) -> Any:
+        loader = FeatureLoader(dataset, batch_sampler=sampler())
+        loader.set_epoch(epoch)
+        return loader
+
+    def by_workers(epoch: int) -> Any:
+        batches = sampler()
+        batches.set_epoch(epoch)
+        return DataLoader(
+            dataset,
+            batch_sampler=batches,
+            collate_fn=dataset.collate,
+            num_workers=2,
+            multiprocessing_context="fork",
+        )
+
+    def resumed(epoch: int) -> Any:
+        first, *others = (
+            FeatureLoader(dataset, batch_sampler=sampler(rank=rank, world_size=size))
+            for rank, size in ((0, 1), (0, 2), (1, 2))
+        )
+        first.set_epoch(epoch)
+        iterator = iter(first)
+        yield from (next(iterator) for _ in range(2))
+        for other in others:
+            other.load_state_dict(first.state_dict())
+            yield from other
+
+    return [by_threads, by_workers, resumed]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"variants": {"fbank": VERSIONS}},
+        {"features": ["fbank"], "random_crop_s": 0.2},
+        {"variants": {"fbank": VERSIONS}, "layers": {"ssl": LAYERS}, "random_crop_s": 0.2},
+    ],
+)
+def test_a_row_has_one_draw_an_epoch_on_any_worker_rank_and_after_a_resume(
+    cache: Path, options: dict[str, Any]
+) -> None:
+    dataset = FeatureDataset(cache, **options)
+    by_threads, *others = loaders(dataset)
+    first = items_of(by_threads(1))
+    assert len(first) == COUNT
+    for other in others:
+        assert same(items_of(other(1)), first)
+    assert not same(items_of(by_threads(2)), first)
+
+
+def test_each_item_is_one_of_the_versions_whole(cache: Path) -> None:
+    loader = FeatureLoader(
+        FeatureDataset(cache, variants={"fbank": VERSIONS}, seed=5), batch_size=7
+    )
+    counts: Counter[int] = Counter()
+    for _ in range(3):
+        for id, item in items_of(loader).items():
+            stored = arrays_of(int(id[1:]))
+            fits = [np.array_equal(item["fbank"], stored[name]) for name in VERSIONS]
+            assert sum(fits) == 1
+            counts[fits.index(True)] += 1
+    assert all(20 < counts[number] < 60 for number in range(3))
+
+
+def test_layers_are_one_tensor_behind_the_frames(cache: Path) -> None:
+    dataset = FeatureDataset(cache, layers={"ssl": LAYERS}, dtypes={"ssl": "float64"})
+    assert dataset.features == (*VERSIONS, "speaker", "ssl")
+    batch = dataset.__getitems__([3, 9])
+    assert batch["ssl"].shape == (2, 14, 2, 2)
+    assert batch["ssl"].dtype == torch.float64
+    assert batch["ssl_lengths"].tolist() == [11, 14]
+    for place, number in enumerate((3, 9)):
+        stored = arrays_of(number)
+        for layer, name in enumerate(LAYERS):
+            array, length = stored[name], len(stored[name])
+            np.testing.assert_array_equal(batch["ssl"][place, :length, layer], array)
+            assert not batch["ssl"][place, length:].any()
+    assert dataset["u03", 2:5]["ssl"].shape == (3, 2, 2)
+    assert dataset["u03", featcache.Seconds(0.04, 0.1)]["ssl"][0, 0, 0] == 2
+
+
+def test_crops_of_all_features_are_of_one_time_and_come_from_anywhere(cache: Path) -> None:
+    dataset = FeatureDataset(cache, ["fbank", "ssl-6", "speaker"], random_crop_s=0.2)
+    loader = FeatureLoader(dataset, batch_size=10, shuffle=True, seed=1)
+    starts = set()
+    for _ in range(5):
+        for id, item in items_of(loader).items():
+            fbank, ssl = item["fbank"], item["ssl-6"]
+            assert (len(fbank), len(ssl)) == (20, 10)
+            begin = int(fbank[0, 0])
+            np.testing.assert_array_equal(fbank, arrays_of(int(id[1:]))["fbank"][begin:][:20])
+            assert abs(int(ssl[0, 0]) * 2 - begin) <= 1
+            starts.add(begin)
+    assert {0, 20, 30} <= starts
+    assert dataset["u05", 0:12]["fbank"].shape == (12, 2)
+
+
+def test_shorter_utterances_are_whole(cache: Path) -> None:
+    item = FeatureDataset(cache, "fbank", random_crop_s=9)["u05"]
+    np.testing.assert_array_equal(item["fbank"], arrays_of(5)["fbank"])
+
+
+def test_samplers_know_the_lengths_of_crops_and_of_the_longest_version(cache: Path) -> None:
+    dataset = FeatureDataset(cache, "fbank", random_crop_s=0.2)
+    batches = BucketBatchSampler(dataset, max_frames=200, shuffle=False)
+    assert [len(batch) for batch in batches] == [10] * 4
+    dataset = FeatureDataset(cache, [], variants={"fbank": VERSIONS})
+    np.testing.assert_array_equal(dataset.choices.lengths("fbank"), 23 + np.arange(COUNT))
+    half = Subset(dataset, [4, 5, 6, 7])
+    (batch,) = BucketBatchSampler(half, max_frames=4 * 30, seed=3)
+    found = items_of(FeatureLoader(half, batch_sampler=[batch]))
+    assert found.keys() == {"u04", "u05", "u06", "u07"}
+
+
+def test_only_the_bytes_of_a_crop_are_read(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = FeatureDataset(cache, "fbank", random_crop_s=0.1)
+    read: list[int] = []
+    into = featcache.FeatureTable.read_into
+
+    def counted(self: Any, rows: Any, feature: str, starts: Any, lengths: Any, out: Any) -> None:
+        read.append(int(lengths.sum()))
+        into(self, rows, feature, starts, lengths, out)
+
+    monkeypatch.setattr(featcache.FeatureTable, "read_into", counted)
+    list(FeatureLoader(dataset, batch_size=8, threads=0))
+    assert sum(read) == 10 * COUNT
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"variants": {"fbank": ["fbank", "speaker"]}}, "one dtype and shape"),
+        ({"layers": {"ssl": []}}, "name stored features"),
+        ({"layers": {"ssl": ["ssl-6", "ssl-6"]}}, "each once"),
+        ({"layers": {"speaker": LAYERS}}, "is a feature itself"),
+        ({"layers": {"x": LAYERS}, "variants": {"x": VERSIONS}}, "in common"),
+        ({"random_crop_s": 0}, "above 0"),
+    ],
+)
+def test_features_that_do_not_go_together_are_refused(
+    cache: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FeatureDataset(cache, **options)
+
+
+def test_layers_of_other_lengths_are_refused_by_id(cache: Path) -> None:
+    dataset = FeatureDataset(cache, [], layers={"both": ["fbank", "fbank_v1"]})
+    with pytest.raises(ConfigError, match="utterance 'u07' differ in length"):
+        dataset[7]

@@ -1,0 +1,222 @@
+"""Each row of a mix comes as planned: on any ranks and workers, stopped anywhere and resumed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from store_helpers import arrays_of, make_cache
+from torch.utils.data import DataLoader
+
+import featcache
+from featcache import FeatureDataset, FeatureLoader, FeatureTable
+from featcache.errors import ConfigError, StateError
+from featcache.samplers import BucketBatchSampler
+from featcache.samplers.shuffled import PlainBatchSampler
+
+KINDS = ("once", "part", "often", "weighted")
+
+
+@pytest.fixture(scope="module")
+def mixes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FeatureTable]:
+    home = tmp_path_factory.mktemp("caches")
+    numbers = {"a": range(30), "b": range(30, 50), "c": range(50, 57)}
+    sources = {
+        name: featcache.open(make_cache(home / name, some)) for name, some in numbers.items()
+    }
+    rows = {name: np.arange(len(table)) % 4 for name, table in sources.items()}
+    return {
+        "once": featcache.mix(sources),
+        "part": featcache.mix(sources, weights={"a": 2, "b": 2, "c": 1}),
+        "often": featcache.mix(sources, repeat={"a": 0.7, "c": 3.5}),
+        "weighted": featcache.mix(sources, weights=rows, epoch_size=80),
+    }
+
+
+def samplers_of(table: FeatureTable, ranks: int, seed: int, state: Any = None) -> list[Any]:
+    """The bucketing samplers of all ranks, in an epoch or from a state on."""
+    found = []
+    for rank in range(ranks):
+        sampler = BucketBatchSampler(
+            table, max_frames=60, batch_size=3, seed=seed, rank=rank, world_size=ranks
+        )
+        sampler.set_epoch(1)
+        if state is not None:
+            sampler.load_state_dict(state)
+        found.append(sampler)
+    return found
+
+
+def assert_planned(
+    batches: Iterable[Mapping[str, Any]], table: FeatureTable, seed: int, epoch: int = 1
+) -> None:
+    counts: Counter[str] = Counter()
+    for batch in batches:
+        counts.update(batch["id"])
+        for place, id in enumerate(batch["id"]):
+            wanted = arrays_of(int(id.rpartition("-")[2]))["fbank"]
+            length = int(batch["fbank_lengths"][place])
+            np.testing.assert_array_equal(batch["fbank"][place][:length], wanted)
+    assert counts == Counter(map(table.id, table.epoch_rows(epoch, seed=seed)[:].tolist()))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    ranks=st.integers(1, 3),
+    others=st.integers(1, 3),
+    stop=st.floats(0, 1),
+    seed=st.integers(0, 5),
+    threads=st.sampled_from([0, 1, 2, 4]),
+)
+def test_wherever_the_epoch_was_stopped(
+    mixes: dict[str, FeatureTable],
+    kind: str,
+    ranks: int,
+    others: int,
+    stop: float,
+    seed: int,
+    threads: int,
+) -> None:
+    table, batches, states = mixes[kind], [], []
+    for sampler in samplers_of(table, ranks, seed):
+        loader = FeatureLoader(table, batch_sampler=sampler, threads=threads)
+        iterator = iter(loader)
+        batches += [next(iterator) for _ in range(int(stop * len(loader)))]
+        states.append(json.loads(json.dumps(loader.state_dict()))["sampler"])
+        iterator.close()  # type: ignore[attr-defined]
+    assert all(state == states[0] for state in states)
+    assert table.plan is not None
+    assume(table.plan.size - states[0]["position"] >= others)  # too few to share are refused
+    for sampler in samplers_of(table, others, seed, states[0]):
+        batches += FeatureLoader(table, batch_sampler=sampler, threads=threads)
+    assert_planned(batches, table, seed)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+# more workers than cores
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.parametrize(
+    ("kind", "ranks", "workers"), list(product(KINDS, (1, 2, 3), (0, 1, 2, 4)))
+)
+def test_through_the_workers_of_a_data_loader(
+    mixes: dict[str, FeatureTable], kind: str, ranks: int, workers: int
+) -> None:
+    table, batches, states = mixes[kind], [], []
+    random = np.random.default_rng((ranks, workers, KINDS.index(kind)))
+    others, seed = (ranks + int(random.integers(2))) % 3 + 1, int(random.integers(9))
+
+    def loader(sampler: Any, workers: int) -> DataLoader[Any]:
+        return DataLoader(
+            FeatureDataset(table),
+            batch_sampler=sampler,
+            num_workers=workers,
+            collate_fn=FeatureDataset.collate,
+            multiprocessing_context=multiprocessing.get_context("fork") if workers else None,
+        )
+
+    samplers = samplers_of(table, ranks, seed)
+    steps = int(random.integers(len(samplers[0])))
+    for sampler in samplers:
+        iterator = iter(loader(sampler, workers))
+        batches += [next(iterator) for _ in range(steps)]
+        states.append(sampler.state_dict(steps=steps))
+    assert all(state == states[0] for state in states)
+    assert table.plan is not None
+    others = min(others, table.plan.size - states[0]["position"])  # too few to share are refused
+    for sampler in samplers_of(table, others, seed, states[0]):
+        batches += loader(sampler, min(workers, 1))
+    assert_planned(batches, table, seed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_batches_keep_the_order_of_the_mix(mixes: dict[str, FeatureTable], kind: str) -> None:
+    table = mixes[kind]
+    for shuffle in (True, False):
+        sampler = PlainBatchSampler(table, 4, shuffle=shuffle, seed=3)
+        rows = [row for batch in sampler for row in batch]
+        assert rows == table.epoch_rows(0, seed=3)[:].tolist()
+    loader = FeatureLoader(table, batch_size=4, shuffle=True, seed=3)
+    assert_planned(loader, table, 3, 0)
+    assert_planned(loader, table, 3, 1)
+
+
+def test_epochs_have_one_number_of_batches_where_all_sources_come_whole(
+    mixes: dict[str, FeatureTable],
+) -> None:
+    sampler = BucketBatchSampler(mixes["once"], max_frames=60)
+    assert len({len(sampler.epoch_batches(epoch)) for epoch in range(20)}) == 1
+
+
+def test_a_row_that_comes_several_times_has_a_draw_each_time(
+    mixes: dict[str, FeatureTable],
+) -> None:
+    def draw(item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        return {"id": item["id"], "drawn": float(rng.random())}
+
+    loader = FeatureLoader(mixes["often"], "fbank", batch_size=5, shuffle=True, transform=draw)
+    drawn = [number for batch in loader for number in batch["drawn"].tolist()]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_the_source_of_each_utterance_comes_with_the_batch(mixes: dict[str, FeatureTable]) -> None:
+    loader = FeatureLoader(mixes["often"], "fbank", batch_size=5, annotations="source")
+    found = Counter(name for batch in loader for name in batch["source"])
+    assert found == {"a": 21, "b": 20, "c": 24}
+
+
+def test_shares_after_batching_are_reported(mixes: dict[str, FeatureTable]) -> None:
+    sampler = BucketBatchSampler(mixes["part"], max_frames=60)
+    shares = sampler.source_shares(window=10)
+    assert {name: each.share for name, each in shares.items()} == pytest.approx(
+        {"a": 0.4, "b": 0.4, "c": 0.2}, abs=0.02
+    )
+    assert all(each.least <= each.share <= each.most for each in shares.values())
+    whole = sampler.source_shares()
+    assert all(each.least == each.share == each.most for each in whole.values())
+    with pytest.raises(ConfigError, match="has no mix"):
+        BucketBatchSampler([3, 4], max_frames=9).source_shares()
+
+
+def test_a_state_of_another_mix_is_refused(mixes: dict[str, FeatureTable]) -> None:
+    for make in (
+        lambda table: BucketBatchSampler(table, max_frames=60),
+        lambda table: PlainBatchSampler(table, 4),
+    ):
+        state = make(mixes["once"]).state_dict()
+        assert len(json.dumps(state)) < 1000
+        with pytest.raises(StateError, match="data"):
+            make(mixes["part"]).load_state_dict(state)
+
+
+def test_what_a_mix_cannot_leave_out_is_refused(mixes: dict[str, FeatureTable]) -> None:
+    table = mixes["once"]
+    with pytest.raises(ConfigError, match="sources of the mix"):
+        BucketBatchSampler(table, max_frames=15, too_long="skip")
+    with pytest.raises(ConfigError, match="select them of its sources"):
+        BucketBatchSampler(table, max_frames=60, ids=[table.id(0)])
+
+
+def test_batches_of_other_samplers_are_told_that_they_mix_nothing(
+    mixes: dict[str, FeatureTable], caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = FeatureDataset(mixes["part"], "fbank")
+    next(iter(FeatureLoader(dataset, batch_size=4)))
+    assert not caplog.records
+    for _ in range(2):
+        next(iter(DataLoader(dataset, batch_size=4, collate_fn=dataset.collate)))
+    assert [record.getMessage() for record in caplog.records] == [MESSAGE]
+
+
+MESSAGE = (
+    "batches of a mix are drawn by a sampler that knows nothing of its plan: give "
+    "featcache.samplers to the loader, or it reads each row once an epoch"
+)
