@@ -6,6 +6,7 @@ ArrayRecord and Grain, each set up as its documentation advises.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -135,7 +136,7 @@ def _lance_take(directory: Path) -> Feed:
         for batch in rows:
             column = dataset.take(list(batch), columns=["fbank"])["fbank"].combine_chunks()
             flat, ends = column.values.to_numpy(), column.offsets.to_numpy()
-            pieces = [flat[a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+            pieces = [flat[begin:end] for begin, end in itertools.pairwise(ends)]
             yield padded([_paddable(row, each) for row, each in zip(batch, pieces, strict=True)])
 
     return feed
