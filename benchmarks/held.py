@@ -45,7 +45,7 @@ def id_of(number: int) -> str:
 
 def slice_and_copy(frames: int, root: Path) -> Read:
     """Return the copy of slices of one mapped file, of whole utterances or `frames` of each."""
-    bare, starts, stops = np.load(root / "bare.npy", mmap_mode="r"), *np.load(root / "spans.npy")
+    bare, (starts, stops) = np.load(root / "bare.npy", mmap_mode="r"), np.load(root / "spans.npy")
     if frames:
         stops = starts + frames
     spans = list(zip(starts.tolist(), stops.tolist(), strict=True))

@@ -136,7 +136,7 @@ def _lance_take(directory: Path) -> Feed:
         for batch in rows:
             column = dataset.take(list(batch), columns=["fbank"])["fbank"].combine_chunks()
             flat, ends = column.values.to_numpy(), column.offsets.to_numpy()
-            pieces = [flat[a:b] for a, b in itertools.pairwise(ends)]
+            pieces = [flat[begin:end] for begin, end in itertools.pairwise(ends)]
             yield padded([_paddable(row, each) for row, each in zip(batch, pieces, strict=True)])
 
     return feed

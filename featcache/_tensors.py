@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard, Union
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache._loading import without_torch
+from featcache._recycled import LEAST_BYTES, RECYCLED, RecycledMemory
 from featcache.errors import FeatureError
 from featcache.interface import Array
 
@@ -68,4 +70,17 @@ def as_tensor(stored: Array, dtype: str, wanted: str | None = None, *, needed_by
     tensor = torch.from_numpy(stored)
     if dtype == "bfloat16":
         tensor = tensor.view(torch.bfloat16)
-    return tensor if wanted is None else tensor.to(getattr(torch, wanted))
+    if wanted is None or wanted == dtype:
+        return tensor
+    return empty_tensor(RECYCLED, tuple(tensor.shape), getattr(torch, wanted)).copy_(tensor)
+
+
+def empty_tensor(memory: RecycledMemory, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return an uninitialised tensor, whose memory serves others when nothing refers to it."""
+    import torch
+
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes <= LEAST_BYTES:
+        return torch.empty(shape, dtype=dtype)
+    block = memory.empty((nbytes,), np.dtype(np.uint8))
+    return torch.from_numpy(block).view(dtype).view(shape)

@@ -21,6 +21,7 @@ from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type
 import numpy as np
 import xxhash
 
+from featcache._recycled import RECYCLED
 from featcache.container_files import sync_directory
 from featcache.container_files.system import O_NONBLOCK, open_unlinked
 from featcache.errors import (
@@ -49,7 +50,10 @@ def from_storage(stored: Array, dtype: str, *, writable: bool = True) -> Array:
 
 def from_bfloat16(stored: Array) -> Array:
     """Return the float32 of the same values."""
-    return (stored.astype(np.uint32) << 16).view(np.float32)
+    bits = RECYCLED.empty(stored.shape, np.dtype(np.uint32))
+    np.copyto(bits, stored)
+    bits <<= 16
+    return bits.view(np.float32)
 
 
 # Utterance ids: which strings are usable, and numbers as ids.

@@ -18,6 +18,7 @@ from typing_extensions import TypeVar
 
 from featcache._checks import named_settings, number_in_state, whole_number
 from featcache._recycled import MOST_BYTES, RecycledMemory
+from featcache._tensors import empty_tensor
 from featcache.errors import ConfigError, StateError
 from featcache.loading.batches import Item
 from featcache.loading.dataset import (
@@ -35,7 +36,6 @@ from featcache.loading.memory import (
     check_pinned,
     on_device,
     pinned,
-    recycled,
     usable_device,
 )
 from featcache.loading.prefetch import Handed, Plan, Planned, Prefetch
@@ -378,7 +378,7 @@ class FeatureLoader(Generic[T]):
             check_pinned()
         # of what waits as much as of what was used, and of that as much again to be used next
         memory = RecycledMemory(2 * prefetch_bytes + MOST_BYTES)
-        self._allocate: Allocate = pinned if pin else partial(recycled, memory)
+        self._allocate: Allocate = pinned if pin else partial(empty_tensor, memory)
         self._watchdog_s = watchdog_s
         self._running: weakref.WeakSet[Prefetch[T]] = weakref.WeakSet()
         self._last, self._began = Handed(), time.perf_counter()  # of the last iteration

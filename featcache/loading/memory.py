@@ -13,11 +13,11 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numpy as np
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
-from featcache._recycled import LEAST_BYTES, RECYCLED, RecycledMemory
+from featcache._recycled import LEAST_BYTES, RECYCLED
+from featcache._tensors import empty_tensor
 from featcache.errors import ConfigError
 
 # Memory for the tensors of batches: fresh, recycled or pinned.
@@ -28,16 +28,9 @@ SMALL_BYTES = LEAST_BYTES
 ROUND_BYTES = 1 << 16  # shared memory of about the same size serves all batches
 
 
-def recycled(memory: RecycledMemory, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
-    """Return an uninitialised tensor, whose memory serves others when nothing refers to it."""
-    nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes <= LEAST_BYTES:
-        return torch.empty(shape, dtype=dtype)
-    block = memory.empty((nbytes,), np.dtype(np.uint8))
-    return torch.from_numpy(block).view(dtype).view(shape)
-
-
-fresh: Allocate = partial(recycled, RECYCLED)  # of what this process keeps for all that it reads
+fresh: Allocate = partial(
+    empty_tensor, RECYCLED
+)  # of what this process keeps for all that it reads
 
 
 def pinned(shape: Shape, dtype: torch.dtype) -> torch.Tensor:

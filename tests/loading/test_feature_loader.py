@@ -23,8 +23,9 @@ from test_prefetch import no_reading_threads
 
 from featcache import CacheWriter, FeatureLoader, FeatureStorageConfig
 from featcache._recycled import RecycledMemory
+from featcache._tensors import empty_tensor
 from featcache.errors import ClosedError, CorruptCacheError, KeyNotFoundError
-from featcache.loading.memory import on_device, recycled
+from featcache.loading.memory import on_device
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def test_a_part_of_a_batch_that_is_kept_is_not_written_over(cache: Path) -> None
 
 
 def test_memory_is_used_again_once_nothing_refers_to_it() -> None:
-    take = partial(recycled, RecycledMemory(1 << 30))
+    take = partial(empty_tensor, RecycledMemory(1 << 30))
     tensor = take((200, 300), torch.float32)
     where, view = tensor.data_ptr(), tensor[1:].numpy()
     del tensor
