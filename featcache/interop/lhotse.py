@@ -1,0 +1,249 @@
+"""lhotse: caches as cuts and feature manifests, and the reader that their `load` finds.
+
+lhotse's registry of readers is of each process: whoever loads such cuts imports this module, also
+workers that are spawned. Cuts whose features lhotse stored are adopted: `featcache.adoption`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple
+
+import lhotse
+import numpy as np
+from lhotse.features.io import FeaturesReader, register_reader
+from lhotse.utils import compute_num_frames
+from numpy.typing import NDArray
+
+from featcache.errors import ConfigError, FeatureError, WindowError
+from featcache.interface import Ints
+from featcache.store import Cache
+from featcache.store import open as open_cache
+from featcache.tables.table import FeatureTable
+
+STORAGE = "featcache"  # lhotse's name of caches
+_SPOKEN = ("text", "speaker", "language", "gender")  # fields of a supervision
+_OPEN = 64  # caches that a process keeps open for lhotse
+
+
+@register_reader
+class FeatcacheReader(FeaturesReader):  # type: ignore[misc]
+    """Reader of caches in lhotse's registry: path a cache, key `<feature>/<id>`.
+
+    lhotse makes a reader for each array; the caches stay open in the process, and one that was
+    written anew is opened anew. Frames beyond the end are cut off, as by lhotse's own readers.
+
+    >>> import tempfile, featcache
+    >>> path = tempfile.mkdtemp()
+    >>> with featcache.CacheWriter(path, [featcache.FeatureStorageConfig("f")]) as writer:
+    ...     writer.write("utt-1", {"f": np.zeros((5, 3))})
+    >>> FeatcacheReader(path).read("f/utt-1", left_offset_frames=3).shape
+    (2, 3)
+    """
+
+    name: ClassVar[str] = STORAGE
+
+    def __init__(self, storage_path: str | os.PathLike[str]) -> None:
+        super().__init__()
+        self._path = os.fspath(storage_path)
+
+    def read(
+        self, key: str, left_offset_frames: int = 0, right_offset_frames: int | None = None
+    ) -> NDArray[Any]:
+        """Return a copy of an array, or of some of its frames; raises as `cache.read` does."""
+        feature, _, id = key.partition("/")
+        cache = _opened(self._path)
+        if left_offset_frames == 0 and right_offset_frames is None:
+            return cache.read(id, feature)
+        with suppress(WindowError):  # mostly the frames are there: one look for the id less
+            return cache.read(id, feature, left_offset_frames, right_offset_frames)
+        frames = int(cache.lengths(feature, rows=cache.rows([id]))[0])
+        start, stop, _ = slice(left_offset_frames, right_offset_frames).indices(frames)
+        return cache.read(id, feature, start, max(start, stop))
+
+
+def _opened(path: str) -> Cache:
+    # each publish makes a new manifest
+    stamp = os.stat(os.path.join(path, "featcache.json"))  # noqa: PTH116, PTH118  # 50,000 a second
+    return _open_as_of(path, stamp.st_mtime_ns, stamp.st_ino)
+
+
+@lru_cache(maxsize=_OPEN)
+def _open_as_of(path: str, mtime_ns: int, inode: int) -> Cache:
+    return open_cache(path)
+
+
+class _Stored(NamedTuple):
+    """A feature of a table as lhotse describes arrays."""
+
+    name: str
+    dims: tuple[int, ...]
+    frame_s: float | None  # None: no time axis, or its times are unknown
+    lengths: Sequence[int]
+    paths: Sequence[str]  # of the cache of each row
+
+
+def to_features(
+    table: FeatureTable, *, sample_rate_hz: int, feature: str | None = None
+) -> lhotse.FeatureSet:
+    """Return lhotse's manifest of a feature: what lies in caches is read there by lhotse.
+
+    Args:
+        table: a cache, or a view, joined or concatenated ones; no segments.
+        sample_rate_hz: the rate of the recordings, which lhotse counts frames by.
+        feature: its name, None: the only one. It has frames of one dimension, and `frame_s`.
+
+    The recording of each utterance has the id of the utterance, starts with its features, and is
+    as long as the annotation "duration" says, if this makes as many frames by lhotse's rules, else
+    as its frames.
+
+    Raises `ConfigError` for a feature that is no such, and a table whose rows are no utterances of
+    its caches.
+    """
+    stored = _main(table, feature)
+    return lhotse.FeatureSet.from_features(_manifests(table, stored, sample_rate_hz))
+
+
+def to_cuts(
+    table: FeatureTable, *, sample_rate_hz: int, feature: str | None = None
+) -> lhotse.CutSet:
+    """Return a cut for each utterance: its features, and a supervision of its annotations.
+
+    Cuts have no recording. The annotations text, speaker, language and gender are fields of
+    one supervision as long as the cut; all other annotations, and all other features, are in
+    `custom`: those with `frame_s` as `TemporalArray`, the others as `Array`.
+
+    Arguments and errors are those of `to_features`. The cuts are objects in memory, as lhotse has
+    them; `cuts.to_file("cuts.jsonl.gz")` saves them, with the path of the cache.
+
+    >>> import tempfile, featcache
+    >>> path = tempfile.mkdtemp()
+    >>> with featcache.CacheWriter(path, [featcache.FeatureStorageConfig("f", frame_s=0.01)]) as w:
+    ...     w.write("utt-1", {"f": np.zeros((100, 80))}, annotations={"text": "one two"})
+    >>> (cut,) = to_cuts(featcache.open(path), sample_rate_hz=16000)
+    >>> cut.load_features().shape, cut.supervisions[0].text, cut.duration
+    ((100, 80), 'one two', 1.0)
+    """
+    main = _main(table, feature)
+    others = [_stored(table, name) for name in table.features if name != main.name]
+    columns = {name: list(table.annotation(name)) for name in table.annotations}
+    return lhotse.CutSet.from_cuts(
+        _cut(row, features, columns, others)
+        for row, features in enumerate(_manifests(table, main, sample_rate_hz))
+    )
+
+
+def _main(table: FeatureTable, feature: str | None) -> _Stored:
+    if feature is None:
+        if len(table.features) != 1:
+            raise ConfigError(f"feature= names one of {', '.join(map(repr, table.features))}")
+        (feature,) = table.features
+    stored = _stored(table, feature)
+    if stored.frame_s is None or len(stored.dims) != 1:
+        raise ConfigError(
+            f"lhotse's features are matrices of frames of a known duration; {feature!r} has frames "
+            f"of shape {stored.dims} and frame_s {stored.frame_s}; convert stores it with frame_s"
+        )
+    return stored
+
+
+def _stored(table: FeatureTable, feature: str) -> _Stored:
+    has_frames = table.has_frames(feature)
+    lengths: Ints | None = table.lengths(feature) if has_frames else None
+    times = table.selection.blocks.frame_times(feature) if has_frames else None
+    paths = np.full(len(table), -1)
+    caches = [open_cache(path) for path in table.paths]
+    for number, cache in reversed([*enumerate(caches)]):
+        if feature in cache.features:
+            rows = cache.find(table)
+            known = rows >= 0
+            if lengths is not None:
+                known[known] = cache.lengths(feature, rows=rows[known]) == lengths[known]
+            paths[known] = number
+    if (unknown := np.flatnonzero(paths < 0)).size:
+        raise ConfigError(
+            f"{table.id(int(unknown[0]))!r} is no utterance of {', '.join(map(str, table.paths))}: "
+            "lhotse cuts segments itself, cuts.cut_into_windows(...)"
+        )
+    return _Stored(
+        feature,
+        table.dims(feature),
+        None if times is None else times.frame_s,
+        [1] * len(table) if lengths is None else lengths.tolist(),
+        [str(table.paths[number]) for number in paths.tolist()],
+    )
+
+
+def _manifests(
+    table: FeatureTable, stored: _Stored, sample_rate_hz: int
+) -> Iterator[lhotse.Features]:
+    assert stored.frame_s is not None
+    durations = list(table.annotation("duration")) if "duration" in table.annotations else None
+    for row, id in enumerate(table):
+        frames = stored.lengths[row]
+        told = [] if durations is None else [durations[row]]
+        found = [
+            seconds
+            for seconds in (*told, round(frames * stored.frame_s, 8))
+            if isinstance(seconds, float)
+            and seconds > 0
+            and compute_num_frames(seconds, stored.frame_s, sample_rate_hz) == frames
+        ]
+        if not found:
+            raise FeatureError(
+                f"{id!r}: lhotse does not count {frames} frames of {stored.frame_s} s at "
+                f"{sample_rate_hz} Hz, whatever the duration"
+            )
+        yield lhotse.Features(
+            type=stored.name,
+            num_frames=frames,
+            num_features=stored.dims[0],
+            frame_shift=stored.frame_s,
+            sampling_rate=sample_rate_hz,
+            start=0.0,
+            duration=found[0],
+            recording_id=id,
+            channels=0,
+            **_where(stored, row, id),
+        )
+
+
+def _where(stored: _Stored, row: int, id: str) -> dict[str, str]:
+    path = stored.paths[row]
+    return {"storage_type": STORAGE, "storage_path": path, "storage_key": f"{stored.name}/{id}"}
+
+
+def _cut(
+    row: int,
+    features: lhotse.Features,
+    columns: Mapping[str, Sequence[object]],
+    others: Sequence[_Stored],
+) -> lhotse.MonoCut:
+    id, whole = features.recording_id, {"start": 0.0, "duration": features.duration, "channel": 0}
+    told = {name: values[row] for name, values in columns.items() if values[row] is not None}
+    spoken = {name: told.pop(name) for name in _SPOKEN if isinstance(told.get(name), str)}
+    told.pop("duration", None)
+    supervisions = [lhotse.SupervisionSegment(id=id, recording_id=id, **whole, **spoken)]
+    custom: dict[str, object] = {**told, **{each.name: _array(each, row, id) for each in others}}
+    return lhotse.MonoCut(
+        id=id,
+        **whole,
+        features=features,
+        supervisions=supervisions if spoken else [],
+        custom=custom or None,
+    )
+
+
+def _array(stored: _Stored, row: int, id: str) -> object:
+    """Return the manifest of an array in `custom`."""
+    has_frames = stored.frame_s is not None
+    shape = [stored.lengths[row], *stored.dims] if has_frames else list(stored.dims)
+    array = lhotse.array.Array(shape=shape, **_where(stored, row, id))
+    if not has_frames:
+        return array
+    return lhotse.array.TemporalArray(
+        array=array, temporal_dim=0, frame_shift=stored.frame_s, start=0.0
+    )
