@@ -80,21 +80,22 @@ class PackedBatchSampler(EpochSampler):
         self.shuffle = shuffle
         self._of = LengthsOfUtterances(lengths, ids)
         self.table = self._of.table
-        self._costs = self._limits.costs(self._of.longest)
-        fits = self._costs <= self.max_frames
+        costs = self._limits.costs(self._of.longest)
+        fits = costs <= self.max_frames
         self.too_long = self._of.without(fits, too_long, [f"max_frames={max_frames}"])
-        self._rows = np.flatnonzero(fits)
+        # rows that fit; None for all, which are not held twice
+        self._rows = np.flatnonzero(fits) if len(self.too_long) else None
+        self._costs = costs if self._rows is None else costs[self._rows]
         self._count = 0  # of the batches of each epoch, once it is known
 
     def __repr__(self) -> str:
         limits = ", ".join(self._limits.named(*vars(self._limits)))
-        return f"<PackedBatchSampler: {len(self._rows)} utterances, {limits}, {self._where()}>"
+        return f"<PackedBatchSampler: {len(self._costs)} utterances, {limits}, {self._where()}>"
 
     @property
     def fill(self) -> float:
         """Share of `max_frames` that is taken by this epoch's batches of all ranks, on average."""
-        batches = self._epoch(self.epoch)
-        return float(self._costs[batches.items].sum()) / (len(batches) * self.max_frames)
+        return float(self._costs.sum()) / (len(self._epoch(self.epoch)) * self.max_frames)
 
     @property
     def numbering(self) -> Numbering | None:
@@ -104,7 +105,7 @@ class PackedBatchSampler(EpochSampler):
     def epoch_batches(self, epoch: int) -> Batches:
         """Return the batches of an epoch, in its order."""
         if not self.shuffle:
-            return self._of.batches(*self._packed(self._rows))
+            return self._of.batches(*self._packed(None))
         rows, ends, self._count = drawn_evenly(self._draw, epoch, self._count, SPARE)
         order = Order(len(ends) - 1, drawn(self.seed, "batches", epoch))
         return self._of.batches(rows, ends).take(order[:])
@@ -122,37 +123,50 @@ class PackedBatchSampler(EpochSampler):
 
     def _draw(self, epoch: int, number: int) -> tuple[Ints, Ints]:
         """Return the rows of an epoch, batch by batch, and where these end."""
-        found = self._packed_anew(epoch, number)
+        found = self._packed(drawn(self.seed, "rows", epoch, number))
         if epoch == 0 and len(found[1]) <= SPARE:
             # of a few batches one more is much, and chance decides it: let all epochs do with it
-            others = [self._packed_anew(0, other) for other in range(1, FIRST_DRAWS)]
-            found = max([found, *others], key=lambda packed: len(packed[1]))
+            keys = [drawn(self.seed, "rows", 0, other) for other in range(1, FIRST_DRAWS)]
+            found = max([found, *map(self._packed, keys)], key=lambda packed: len(packed[1]))
         return found
 
-    def _packed_anew(self, epoch: int, number: int) -> tuple[Ints, Ints]:
-        order = Order(len(self._rows), drawn(self.seed, "rows", epoch, number))
-        return self._packed(self._rows[order[:]])
-
-    def _packed(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Return rows batch by batch, and where these end."""
-        done, sizes, window = [], [], self.window
-        while len(rows):
-            bins = best_fit(self._costs[rows], self.max_frames, self._limits.batch_size, window)
-            order = stable_order(bins)
-            bins, rows = bins[order], rows[order]
-            begins = np.flatnonzero(np.diff(bins, prepend=-1))
-            counts = np.diff(begins, append=len(rows))
-            again = _least_full(self._costs[rows], begins, bins[begins] // (window + OPEN))
-            if len(rows) <= window:
-                again[:] = False
-            of_row = np.repeat(again, counts)
-            done.append(rows[~of_row])
-            sizes.append(counts[~again])
-            if of_row.sum() * 2 > len(rows):  # windows hold too little
+    def _packed(self, key: int | None) -> tuple[Ints, Ints]:
+        """Return the rows in the order of a key, batch by batch, and where these end."""
+        packed, done = np.empty(len(self._costs), np.int64), 0
+        numbers: Order | Ints = Order(len(packed), key)
+        sizes, window = [], self.window
+        while len(numbers):
+            again, at_once = [], window * WINDOWS
+            for begin in range(0, len(numbers), at_once):
+                some = numbers[begin : begin + at_once]
+                full, counts, rest = self._pack(some, window, last=len(numbers) <= window)
+                packed[done : done + len(full)] = full
+                done += len(full)
+                sizes.append(counts)
+                again.append(rest)
+            left = np.concatenate(again)
+            if len(left) * 2 > len(numbers):  # windows hold too little
                 window *= 4
-            # in the order drawn: `order` is stable, and bins of a window follow each other
-            rows = rows[of_row]
-        return np.concatenate(done), ends_of(np.concatenate(sizes))
+            numbers = left
+        rows = packed if self._rows is None else self._rows[packed]
+        return rows, ends_of(np.concatenate(sizes))
+
+    def _pack(self, numbers: Ints, window: int, *, last: bool) -> tuple[Ints, Ints, Ints]:
+        """Return utterances batch by batch, the sizes of these, and what shall be packed again.
+
+        With `last` nothing shall.
+        """
+        size = self._limits.batch_size
+        bins = best_fit(self._costs[numbers], self.max_frames, size, window)
+        order = stable_order(bins)  # those of a batch stay in the order drawn
+        bins, numbers = bins[order], numbers[order]
+        begins = np.flatnonzero(np.diff(bins, prepend=-1))
+        counts = np.diff(begins, append=len(numbers))
+        if last:
+            return numbers, counts, numbers[:0]
+        again = _least_full(self._costs[numbers], begins, bins[begins] // (window + OPEN))
+        left = np.repeat(again, counts)
+        return numbers[~left], counts[~again], numbers[left]
 
 
 def _least_full(costs: Ints, begins: Ints, windows: Ints) -> NDArray[np.bool_]:
@@ -181,9 +195,7 @@ def best_fit(costs: Ints, most: int, size: int | None, window: int) -> Ints:
     table = np.zeros((count, width), np.int64)
     table.reshape(-1)[: len(costs)] = costs
     found = np.empty((count, width), np.int64)
-    for begin in range(0, count, WINDOWS):
-        some = slice(begin, begin + WINDOWS)
-        _fit(table[some], most, size or width, found[some])
+    _fit(table, most, size or width, found)
     found += np.arange(count)[:, None] * (window + OPEN)
     return found.reshape(-1)[: len(costs)]
 
