@@ -16,7 +16,7 @@ from featcache.errors import ConfigError, MissingDependencyError, UnknownNameErr
 from featcache.format.columns import ends_of
 from featcache.interface import Bytes, Ints
 from featcache.loading.memory import Allocate, Shape
-from featcache.samplers.shapes import PadTo, lengths_up_to, padded_length
+from featcache.samplers.shapes import PadTo, checked_pad_to, padded_length
 
 Batch = dict[str, Any]
 
@@ -57,7 +57,7 @@ class Padded:
 
     def __post_init__(self) -> None:
         if self.pad_to is not None:
-            lengths_up_to(self.pad_to, 1)
+            object.__setattr__(self, "pad_to", checked_pad_to(self.pad_to))
 
     def ends(self, lengths: Ints) -> Ints:
         """Return multiples of the length that all are padded to."""

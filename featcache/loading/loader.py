@@ -30,7 +30,7 @@ from featcache.loading.dataset import (
     dataset_of,
     key_and_part,
 )
-from featcache.loading.layouts import Batch, Layout, Padded
+from featcache.loading.layouts import Batch, Layout, Packed, Padded
 from featcache.loading.memory import (
     Allocate,
     check_pinned,
@@ -42,6 +42,7 @@ from featcache.loading.prefetch import Handed, Plan, Planned, Prefetch
 from featcache.reading.opening import CachePath
 from featcache.samplers.epoch import EpochSampler, Iteration
 from featcache.samplers.order import VERSION, check_version
+from featcache.samplers.packed import PackedBatchSampler
 from featcache.samplers.shapes import PadTo
 from featcache.samplers.shuffled import PlainBatchSampler
 from featcache.tables.table import FeatureTable
@@ -275,8 +276,8 @@ class FeatureLoader(Generic[T]):
         transform: called with each item and a generator, `transform(item, rng)`, in the reading
             threads; see `FeatureDataset`.
         layout: "padded", "packed" for batches without padding, "jagged" for nested tensors, or an
-            object of `featcache.loading` with settings; see `FeatureDataset`. By default padded, to
-            the lengths that a batch sampler pads to where it has such.
+            object of `featcache.loading` with settings; see `FeatureDataset`. By default packed for
+            a `PackedBatchSampler`, else padded, to the lengths of a batch sampler with `pad_to`.
         arrays: "torch", or "numpy" for NumPy arrays in place of tensors.
         collate: makes of each batch what the loop gets, in the reading threads, e.g.
             `featcache.interop.speechbrain.padded_batch`.
@@ -338,7 +339,7 @@ class FeatureLoader(Generic[T]):
                 dtypes=dtypes,
                 transform=transform,
                 seed=0 if seed is None else seed,
-                layout=Padded(pad_to) if layout is None else layout,
+                layout=_layout_for(batch_sampler) if layout is None else layout,
                 arrays=arrays,
                 allow_incomplete=allow_incomplete,
             )
@@ -557,6 +558,12 @@ class FeatureLoader(Generic[T]):
 
     def _read(self, plan: BatchPlan) -> T:
         return self.collate_fn(self.dataset.read(plan, self._allocate))
+
+
+def _layout_for(sampler: object) -> Layout:
+    if isinstance(sampler, PackedBatchSampler):
+        return Packed()
+    return Padded(getattr(sampler, "pad_to", None))
 
 
 def _plain_sampler(

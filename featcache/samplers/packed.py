@@ -27,7 +27,7 @@ from featcache.samplers.windows import (
     windows_of,
 )
 from featcache.tables.columns import stable_order
-from featcache.tables.table import Numbering
+from featcache.tables.table import Numbering, RowOrder
 
 OPEN = 8  # batches of a window that are filled side by side, and of which the rest is packed again
 WINDOWS = 1024  # that are packed at once: their open batches stay in the processor's cache
@@ -115,8 +115,9 @@ class PackedBatchSampler(EpochSampler):
         """Return the batches of an epoch, in its order."""
         plan = self._of.plan
         if not self.shuffle:
-            given = Without(Order(self._number, None), self.too_long) if plan is None else None
-            rows = (given or self._of.drawn_rows(self.too_long, self.seed, epoch))[:]
+            rows: RowOrder = Without(Order(self._number, None), self.too_long)
+            if plan is not None:
+                rows = plan.order(epoch, self.seed)
             return self._of.batches(*self._packed(rows))
         if self._windows > 1:
             order = self._of.drawn_rows(self.too_long, self.seed, epoch)
@@ -179,28 +180,43 @@ class PackedBatchSampler(EpochSampler):
         return found
 
     def _packed_anew(self, epoch: int, number: int) -> tuple[Ints, Ints]:
-        return self._packed(self._of.drawn_rows(self.too_long, self.seed, epoch, number)[:])
+        return self._packed(self._of.drawn_rows(self.too_long, self.seed, epoch, number))
 
-    def _packed(self, rows: Ints) -> tuple[Ints, Ints]:
+    def _packed(self, rows: RowOrder) -> tuple[Ints, Ints]:
         """Return rows batch by batch, and where these end."""
-        done, sizes, window = [], [], self.window
+        packed, done = np.empty(len(rows), np.int64), 0
+        sizes, window = [], self.window
         while len(rows):
-            bins = best_fit(self._costs(rows), self.max_frames, self._limits.batch_size, window)
-            order = stable_order(bins)
-            bins, rows = bins[order], rows[order]
-            begins = np.flatnonzero(np.diff(bins, prepend=-1))
-            counts = np.diff(begins, append=len(rows))
-            again = _least_full(self._costs(rows), begins, bins[begins] // (window + OPEN))
-            if len(rows) <= window:
-                again[:] = False
-            of_row = np.repeat(again, counts)
-            done.append(rows[~of_row])
-            sizes.append(counts[~again])
-            if of_row.sum() * 2 > len(rows):  # windows hold too little
+            again, at_once = [], window * WINDOWS
+            for begin in range(0, len(rows), at_once):
+                some = rows[begin : begin + at_once]
+                full, counts, rest = self._pack(some, window, last=len(rows) <= window)
+                packed[done : done + len(full)] = full
+                done += len(full)
+                sizes.append(counts)
+                again.append(rest)
+            left = np.concatenate(again)
+            if len(left) * 2 > len(rows):  # windows hold too little
                 window *= 4
-            # in the order drawn: `order` is stable, and bins of a window follow each other
-            rows = rows[of_row]
-        return np.concatenate(done), ends_of(np.concatenate(sizes))
+            rows = left
+        return packed, ends_of(np.concatenate(sizes))
+
+    def _pack(self, rows: Ints, window: int, *, last: bool) -> tuple[Ints, Ints, Ints]:
+        """Return utterances batch by batch, the sizes of these, and what shall be packed again.
+
+        With `last` nothing shall.
+        """
+        size = self._limits.batch_size
+        bins = best_fit(self._costs(rows), self.max_frames, size, window)
+        order = stable_order(bins)  # those of a batch stay in the order drawn
+        bins, rows = bins[order], rows[order]
+        begins = np.flatnonzero(np.diff(bins, prepend=-1))
+        counts = np.diff(begins, append=len(rows))
+        if last:
+            return rows, counts, rows[:0]
+        again = _least_full(self._costs(rows), begins, bins[begins] // (window + OPEN))
+        left = np.repeat(again, counts)
+        return rows[~left], counts[~again], rows[left]
 
 
 def _least_full(costs: Ints, begins: Ints, windows: Ints) -> NDArray[np.bool_]:
@@ -229,9 +245,7 @@ def best_fit(costs: Ints, most: int, size: int | None, window: int) -> Ints:
     table = np.zeros((count, width), np.int64)
     table.reshape(-1)[: len(costs)] = costs
     found = np.empty((count, width), np.int64)
-    for begin in range(0, count, WINDOWS):
-        some = slice(begin, begin + WINDOWS)
-        _fit(table[some], most, size or width, found[some])
+    _fit(table, most, size or width, found)
     found += np.arange(count)[:, None] * (window + OPEN)
     return found.reshape(-1)[: len(costs)]
 

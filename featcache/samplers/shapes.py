@@ -14,22 +14,31 @@ from featcache.interface import Ints
 PadTo = int | Sequence[int]  # all multiples of a number, or a list of lengths
 
 
+def checked_pad_to(pad_to: PadTo) -> int | tuple[int, ...]:
+    """Return what to pad to as plain numbers; raises `ConfigError` for what is none.
+
+    >>> checked_pad_to(np.int64(8)), checked_pad_to([300, 800])
+    (8, (300, 800))
+    """
+    if isinstance(pad_to, str) or not isinstance(pad_to, Sequence | np.ndarray):
+        return whole_number("pad_to", pad_to, 1)
+    steps = tuple(whole_number("pad_to", length, 1) for length in pad_to)
+    if not steps or tuple(sorted(set(steps))) != steps:
+        raise ConfigError(
+            f"pad_to is a number, or a list of lengths, the shortest first, not {pad_to!r}"
+        )
+    return steps
+
+
 def lengths_up_to(pad_to: PadTo, longest: int) -> Ints:
     """Return the lengths to pad to, ascending: those of a list, or multiples up to `longest`.
-
-    Raises `ConfigError` for what is neither.
 
     >>> lengths_up_to(200, 500).tolist(), lengths_up_to([300, 800], 500).tolist()
     ([200, 400, 600], [300, 800])
     """
-    if isinstance(pad_to, str) or not isinstance(pad_to, Sequence | np.ndarray):
-        step = whole_number("pad_to", pad_to, 1)
-        return np.arange(step, max(longest, 1) + step, step)
-    steps = [whole_number("pad_to", length, 1) for length in pad_to]
-    if not steps or sorted(set(steps)) != steps:
-        raise ConfigError(
-            f"pad_to is a number, or a list of lengths, the shortest first, not {pad_to!r}"
-        )
+    steps = checked_pad_to(pad_to)
+    if isinstance(steps, int):
+        return np.arange(steps, max(longest, 1) + steps, steps)
     return np.array(steps)
 
 

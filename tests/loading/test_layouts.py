@@ -343,6 +343,16 @@ def test_settings_of_a_layout_are_checked_when_it_is_made(make: Any) -> None:
         make()
 
 
+def test_what_is_padded_to_may_be_any_numbers(cache: Path) -> None:
+    for steps in ([8, 16, 24], (8, 16, 24), np.array([8, 16, 24])):
+        assert Padded(steps) == Padded([8, 16, 24])  # type: ignore[arg-type]
+        sampler = BucketBatchSampler(cache, max_frames=48, pad_to=steps)  # type: ignore[arg-type]
+        assert FeatureLoader(cache, batch_sampler=sampler).dataset.layout == Padded([8, 16, 24])
+    layout = Padded(np.int64(6))  # type: ignore[arg-type]
+    (batch,) = FeatureLoader(cache, "fbank", batch_sampler=BATCHES[:1], layout=layout)
+    assert batch["fbank"].shape[1] == 18
+
+
 def test_a_data_set_keeps_its_layout(cache: Path) -> None:
     dataset = FeatureDataset(cache, layout=Packed(multiple_of=2))
     with pytest.raises(ConfigError, match="are those of the FeatureDataset; give them there"):
@@ -359,8 +369,8 @@ def test_a_data_set_keeps_its_layout(cache: Path) -> None:
 def test_packed_batches_of_the_sampler_fill_their_limit(cache: Path) -> None:
     sampler = PackedBatchSampler(cache, max_frames=60)
     seen = []
-    for batch in FeatureLoader(cache, batch_sampler=sampler, layout="packed"):
-        assert len(batch["fbank"]) <= 60
+    for batch in FeatureLoader(cache, batch_sampler=sampler):  # packed without saying so
+        assert len(batch["fbank"]) == batch["fbank_cu_seqlens"][-1] <= 60
         seen += batch["id"]
     assert sorted(seen) == sorted(map(id_of, NUMBERS))
 

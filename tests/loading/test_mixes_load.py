@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 import featcache
 from featcache import FeatureDataset, FeatureLoader, FeatureTable
 from featcache.errors import ConfigError, StateError
-from featcache.samplers import BucketBatchSampler
+from featcache.samplers import BucketBatchSampler, PackedBatchSampler
 from featcache.samplers.shuffled import PlainBatchSampler
 
 KINDS = ("once", "part", "often", "weighted")
@@ -220,3 +220,38 @@ MESSAGE = (
     "batches of a mix are drawn by a sampler that knows nothing of its plan: give "
     "featcache.samplers to the loader, or it reads each row once an epoch"
 )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("epoch", [0, 1, 2])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_packed_batches_hold_the_rows_of_the_plan(
+    mixes: dict[str, FeatureTable], kind: str, epoch: int, ranks: int
+) -> None:
+    table, ids = mixes[kind], []
+    for rank in range(ranks):
+        sampler = PackedBatchSampler(table, max_frames=60, seed=2, rank=rank, world_size=ranks)
+        loader = FeatureLoader(table, batch_sampler=sampler)
+        loader.set_epoch(epoch)
+        for batch in loader:
+            begins = batch["fbank_cu_seqlens"].tolist()
+            for id, begin, end in zip(batch["id"], begins[:-1], begins[1:], strict=True):
+                wanted = arrays_of(int(id.rpartition("-")[2]))["fbank"]
+                np.testing.assert_array_equal(batch["fbank"][begin:end], wanted)
+            ids += batch["id"]
+    planned = table.epoch_rows(epoch, seed=2)[:].tolist()
+    assert Counter(ids) == Counter(map(table.id, planned))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_of_few_shapes_hold_the_rows_of_the_plan(
+    mixes: dict[str, FeatureTable], kind: str
+) -> None:
+    table = mixes[kind]
+    sampler = BucketBatchSampler(table, max_frames=90, pad_to=[10, 30], seed=2)
+    for epoch in range(3):
+        loader = FeatureLoader(table, batch_sampler=sampler)
+        loader.set_epoch(epoch)
+        batches = list(loader)
+        assert {batch["fbank"].shape[1] for batch in batches} <= {10, 30}
+        assert_planned(batches, table, 2, epoch)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from featcache.errors import ConfigError, StateError
 from featcache.interface import Ints
-from featcache.samplers import BucketBatchSampler, windows
+from featcache.samplers import BucketBatchSampler, PackedBatchSampler, windows
 
 LENGTHS = np.random.default_rng(0).integers(10, 400, 3000)
 
@@ -115,3 +115,33 @@ def test_a_window_that_is_far_from_all_others_is_an_error(monkeypatch: pytest.Mo
     monkeypatch.setattr(BucketBatchSampler, "_per_window", 24)
     with pytest.raises(ConfigError, match="in place of 24"):
         list(sampler)
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(ranks=st.integers(1, 3), stop=st.floats(0, 1), epoch=st.integers(0, 2))
+def test_packed_batches_hold_each_row_once_wherever_the_epoch_was_stopped(
+    ranks: int, stop: float, epoch: int
+) -> None:
+    batches: list[Any] = []
+    state: Any = None
+    for part in (stop, None):
+        for rank in range(ranks):
+            sampler = PackedBatchSampler(
+                LENGTHS, max_frames=3000, seed=3, rank=rank, world_size=ranks
+            )
+            sampler.set_epoch(epoch)
+            if state is not None:
+                sampler.load_state_dict(state)
+            batches += islice(sampler, None if part is None else int(part * len(sampler) / 2))
+            if rank == ranks - 1:
+                state = sampler.state_dict()
+    assert sorted(flat(batches)) == list(range(len(LENGTHS)))
+    assert max(LENGTHS[batch].sum() for batch in batches) <= 3000
+
+
+def test_packed_batches_of_windows_are_about_as_full_as_those_of_one() -> None:
+    sampler = PackedBatchSampler(LENGTHS, max_frames=3000, seed=3)
+    assert len(list(sampler)) == len(sampler)
+    assert sampler.fill > 0.8  # the windows of this test are small: others need more batches
