@@ -19,6 +19,7 @@ from featcache.errors import ConfigError, FeatureError, nearest
 from featcache.writing.arrays import integers
 
 Shape = tuple[int, ...]
+_MOST_SHAPES = 1 << 11  # that are remembered of one module: 2 MB; or of utterances alone
 Frames = dict[str, list[int] | None]  # of each utterance, by feature
 
 
@@ -268,6 +269,8 @@ class _Shapes:
         settings = {k: repr(v) for k, v in more.items() if not isinstance(v, Tensor)}
         key = (length, *settings.items())
         if key not in self._alone:
+            if len(self._alone) == _MOST_SHAPES:
+                self._alone.clear()
             try:
                 found = self._run(self._copy or model, inputs, more, [row], length)
             except Exception as error:
@@ -342,13 +345,14 @@ def _on_meta(model: nn.Module, tapped: Iterable[str]) -> nn.Module:
         for key, value in vars(module).items():
             if isinstance(value, Tensor):
                 vars(module)[key] = value.to("meta")
-    inner = {copied.get_submodule(path) for path in tapped}
+    tapped_modules = {copied.get_submodule(path) for path in tapped}
+    known: dict[object, dict[object, object]] = {}
     alike = {module: _described(module) for module in copied.modules()}
-    known: dict[object, dict[object, object]] = {each: {} for each in alike.values()}
-    for module in alike:
+    for module, described in alike.items():
         # a module around a tapped one has to call it
-        if module is not copied and not inner & {*module.modules()} - {module}:
-            module.forward = _remembering(module.forward, known[alike[module]])
+        if module is not copied and not tapped_modules & {*module.modules()} - {module}:
+            shapes = known.setdefault(described, {})
+            module.forward = _remembering(module.forward, shapes)
     return copied
 
 
@@ -387,7 +391,10 @@ def _remembering(
         ]
         key = (str(tree), *shapes)
         if key not in known:
+            if len(known) == _MOST_SHAPES:
+                known.clear()
             known[key] = forward(*args, **kwargs)
-        return known[key]
+        # what comes after may change the shape of its input in place
+        return pytree.tree_map_only(Tensor, Tensor.detach, known[key])
 
     return remembering

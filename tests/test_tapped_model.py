@@ -237,6 +237,20 @@ class Around(nn.Module):
         return out
 
 
+def test_shapes_that_are_changed_in_place_are_measured_right() -> None:
+    class Squeezing(Around):
+        def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+            return super().forward(self.conv(inputs).transpose_(1, 2))
+
+    model = Squeezing(lambda x: x)
+    model.conv = nn.Conv1d(3, 5, 3)
+    tapped = featcache.taps(model, ["tap"], axis=2)
+    for _ in range(2):
+        lengths, features = tapped(torch.randn(2, 3, 30), [30, 17])
+        assert lengths["tap"] == [28, 15]
+        assert features["tap"].shape == (2, 28, 5)
+
+
 def test_an_output_without_time_has_no_lengths() -> None:
     lengths, features = featcache.taps(Around(lambda x: x.mean(1)), ["tap"])(
         torch.ones(2, 9, 4), [9, 5]

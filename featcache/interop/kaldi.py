@@ -112,9 +112,9 @@ class _Export:
         else:
             self._lines("utt2num_frames", lambda row: str(lengths[row]))
             self._lines("feats_shape", lambda row: f"{lengths[row]},{dims}".rstrip(","))
-        for file, annotation in _TABLES.items():
+        for name, annotation in _TABLES.items():
             if annotation in self._table.annotations:
-                self._annotation(file, list(self._table.annotation(annotation)))
+                self._annotation(name, list(self._table.annotation(annotation)))
         try:
             stats = self._table.stats(self._feature)
         except KeyError:  # none were collected: integers, or `stats=False`
