@@ -64,7 +64,7 @@ class Choices:
         if features is None:
             taken = {stored for some in made.values() for stored in some}
             features = [name for name in table.features if name not in taken]
-        self.features = tuple(dict.fromkeys([*features, *made]))
+        self.features = (*features, *(name for name in made if name not in features))
         if len(made) < len(self.variants) + len(self.layers):
             raise ConfigError(f"variants and layers have a name in common: {', '.join(made)}")
         # of features with a time axis: seconds of a frame, and frames of a crop
