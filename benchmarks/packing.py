@@ -86,7 +86,7 @@ def grain(lengths: NDArray[np.int64]) -> dict[str, Callable[[int], Planned]]:
 
 def grains(lengths: NDArray[np.int64], bins: int, epoch: int) -> Planned:
     """Pack an epoch with Grain."""
-    import grain as library  # type: ignore[import-not-found]
+    import grain as library
 
     order = np.random.default_rng(epoch).permutation(len(lengths))
     frames = np.zeros(MAX_FRAMES, np.uint8)

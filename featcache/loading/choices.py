@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class Choices:
         if features is None:
             taken = {stored for some in made.values() for stored in some}
             features = [name for name in table.features if name not in taken]
-        self.features = tuple(dict.fromkeys([*features, *made]))
+        self.features = (*features, *(name for name in made if name not in features))
         if len(made) < len(self.variants) + len(self.layers):
             raise ConfigError(f"variants and layers have a name in common: {', '.join(made)}")
         # of features with a time axis: seconds of a frame, and frames of a crop
@@ -147,7 +147,7 @@ class Choices:
         name: str,
         span: tuple[Ints, Ints],
         draw: Draw,
-        out: Bytes | Sequence[Bytes],
+        out: Sequence[Bytes],
     ) -> None:
         """Read frames of each row into the bytes of a row of `out`, zeros behind them."""
         if name in self.layers:
@@ -155,10 +155,10 @@ class Choices:
             return
         starts, lengths = span
         if name not in self.variants:
-            self._table.read_into(rows, name, starts, lengths, cast(Bytes, out))
+            self._table.read_into(rows, name, starts, lengths, out)
             return
         for stored, places in self._chosen(name, rows, draw):
-            some = cast(Bytes, [out[place] for place in places.tolist()])
+            some = [out[place] for place in places.tolist()]
             self._table.read_into(rows[places], stored, starts[places], lengths[places], some)
 
     def _read_layers(
@@ -166,13 +166,13 @@ class Choices:
         rows: Ints,
         stored: Sequence[str],
         span: tuple[Ints, Ints],
-        out: Bytes | Sequence[Bytes],
+        out: Sequence[Bytes],
     ) -> None:
         size = storage_dtype(self._table.dtype(stored[0])).itemsize
         frame_bytes = size * math.prod(self._table.dims(stored[0]))
         for number, name in enumerate(stored):
             read = [np.empty(n * frame_bytes, np.uint8) for n in span[1].tolist()]
-            self._table.read_into(rows, name, *span, cast(Bytes, read))
+            self._table.read_into(rows, name, *span, read)
             for row, layer, frames in zip(out, read, span[1].tolist(), strict=True):
                 end = frames * frame_bytes * len(stored)
                 row[:end].reshape(frames, len(stored), frame_bytes)[:, number] = layer.reshape(

@@ -206,10 +206,7 @@ class FeatureDataset(Dataset[Item]):
             raise ConfigError(f"no feature is asked for; there are {known}")
         self._annotations = [annotations] if isinstance(annotations, str) else list(annotations)
         self._listed = {name for name in self._annotations if not self._stacked(name)}
-        names = [*wanted, *self._annotations]
-        for name in names:
-            if name == "id" or f"{name}_lengths" in names or names.count(name) > 1:
-                raise ConfigError(f"{names!r}: an item has other uses for these names")
+        _check_names([*wanted, *self._annotations])
         self._transform = transform
         _tell_nothing(self.table)
         self._told = False  # that a mix is read without its plan
@@ -455,6 +452,12 @@ def _checked_arrays(arrays: Literal["torch", "numpy"], layout: Layout) -> Litera
     if arrays == "numpy" and isinstance(layout, Jagged):
         raise ConfigError("NumPy has no nested tensors; with arrays='numpy' take layout='packed'")
     return arrays
+
+
+def _check_names(names: list[str]) -> None:
+    for name in names:
+        if name == "id" or f"{name}_lengths" in names or names.count(name) > 1:
+            raise ConfigError(f"{names!r}: an item has other uses for these names")
 
 
 def _tell_nothing(table: FeatureTable) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -460,7 +461,7 @@ class EpochSampler(ABC):
     def steps_before(self) -> int:
         """Steps of the epoch that came before the iteration which runs, or will, after a resume."""
         whole = self._shared(self.epoch, 0)
-        return int(np.searchsorted(whole.batches.ends[:: whole.world_size], self._start))
+        return bisect_left(range(len(whole) + 1), self._start, key=whole.position)
 
     def batch(self, step: int) -> list[int] | list[str]:
         """Return this rank's batch of a step of the epoch that the sampler is in.

@@ -6,12 +6,12 @@ import json
 import multiprocessing
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from store_helpers import arrays_of, make_cache
 from torch.utils.data import DataLoader
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 import featcache
 from featcache import FeatureDataset, FeatureLoader, FeatureTable
 from featcache.errors import ConfigError, StateError
-from featcache.samplers import BucketBatchSampler, PackedBatchSampler
+from featcache.samplers import BucketBatchSampler, PackedBatchSampler, windows
 from featcache.samplers.shuffled import PlainBatchSampler
 
 KINDS = ("once", "part", "often", "weighted")
@@ -38,6 +38,7 @@ def mixes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FeatureTable]:
         "part": featcache.mix(sources, weights={"a": 2, "b": 2, "c": 1}),
         "often": featcache.mix(sources, repeat={"a": 0.7, "c": 3.5}),
         "weighted": featcache.mix(sources, weights=rows, epoch_size=80),
+        "many": featcache.mix(sources, weights=rows, epoch_size=2500),
     }
 
 
@@ -195,6 +196,35 @@ def test_a_state_of_another_mix_is_refused(mixes: dict[str, FeatureTable]) -> No
         assert len(json.dumps(state)) < 1000
         with pytest.raises(StateError, match="data"):
             make(mixes["part"]).load_state_dict(state)
+
+
+@settings(
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(ranks=st.integers(1, 3), others=st.integers(1, 3), stop=st.floats(0, 1))
+def test_a_mix_of_many_rows_is_batched_window_by_window(
+    mixes: dict[str, FeatureTable],
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: int,
+    others: int,
+    stop: float,
+) -> None:
+    monkeypatch.setattr(windows, "MOST_AT_ONCE", 1500)
+    monkeypatch.setattr(windows, "WINDOW", 700)
+    table, rows, states = mixes["many"], [], []
+    for sampler in samplers_of(table, ranks, 2):
+        rows += [row for batch in islice(sampler, int(stop * len(sampler))) for row in batch]
+        states.append(sampler.state_dict())
+    assert states == [states[0]] * ranks
+    assume(2500 - states[0]["position"] >= others)
+    for sampler in samplers_of(table, others, 2, states[0]):
+        rows += [row for batch in sampler for row in batch]
+    assert sorted(rows) == sorted(table.epoch_rows(1, seed=2)[:].tolist())
+    assert table.plan is not None
+    for some in sampler.epoch_batches(1).windows:
+        counts = np.bincount(table.plan.source_of(some.items))
+        shares = np.array([*table.plan.taken.values()]) / table.plan.size
+        assert np.abs(counts / len(some.items) - shares).max() < 0.01
 
 
 def test_what_a_mix_cannot_leave_out_is_refused(mixes: dict[str, FeatureTable]) -> None:

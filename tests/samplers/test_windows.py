@@ -41,9 +41,16 @@ def flat(batches: Any) -> list[int]:
     stop=st.floats(0, 1),
     stop_again=st.floats(0, 1),
     epoch=st.integers(0, 3),
+    batch_size=st.sampled_from([None, 2]),
 )
 def test_each_row_comes_once_wherever_the_epoch_was_stopped(
-    count: int, ranks: int, others: int, stop: float, stop_again: float, epoch: int
+    count: int,
+    ranks: int,
+    others: int,
+    stop: float,
+    stop_again: float,
+    epoch: int,
+    batch_size: int | None,
 ) -> None:
     lengths = LENGTHS[:count]
     batches: list[Any] = []
@@ -51,7 +58,7 @@ def test_each_row_comes_once_wherever_the_epoch_was_stopped(
     for size, part in ((ranks, stop), (others, stop_again), (ranks, None)):
         states = []
         for rank in range(size):
-            sampler = sampler_of(lengths, rank=rank, world_size=size)
+            sampler = sampler_of(lengths, rank=rank, world_size=size, batch_size=batch_size)
             sampler.set_epoch(epoch)
             if state is not None:
                 assume(count - state["position"] >= 3 * size)
