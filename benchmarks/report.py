@@ -101,17 +101,17 @@ def write_columns(path: Path, count: int) -> None:
         (xxhash.xxh3_64_intdigest(data[at : at + n]) for at, n in enumerate(nbytes.tolist())),
         np.uint64, count,
     )  # fmt: skip
-    columns = {
+    columns: dict[str, np.ndarray] = {
         "fbank.rows": lengths,
         "fbank.checksum": checksums,
         "fbank.first": np.arange(count + 1),
         "fbank.container": np.zeros(count, np.int32),
         "fbank.offset": np.arange(count),
         "fbank.nbytes": nbytes,
-    }.items()
+    }
     feature = featcache.FeatureStorageConfig("fbank", dtype="float16", stats=False, frame_s=0.01)
     annotations = annotation_columns(count, lengths)
-    write_index(path, feature, DIMS, count, columns, {file: size}, annotations)
+    write_index(path, feature, DIMS, count, columns.items(), {file: size}, annotations)
 
 
 def annotation_columns(count: int, lengths: np.ndarray) -> dict[str, Column]:

@@ -239,6 +239,8 @@ class Around(nn.Module):
 
 def test_shapes_that_are_changed_in_place_are_measured_right() -> None:
     class Squeezing(Around):
+        conv: nn.Conv1d
+
         def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
             return super().forward(self.conv(inputs).transpose_(1, 2))
 

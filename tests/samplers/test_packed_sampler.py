@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from store_helpers import make_cache
 
 import featcache
 from featcache.errors import ConfigError, StateError
-from featcache.samplers import Batches, PackedBatchSampler
+from featcache.samplers import PackedBatchSampler
 from featcache.samplers.packed import OPEN, best_fit
 
 
@@ -25,7 +26,7 @@ def utterances(count: int) -> NDArray[np.int64]:
     return np.random.default_rng(0).lognormal(6.4, 0.5, count).clip(50, 3000).astype(np.int64)
 
 
-def rows_of(batches: Batches | PackedBatchSampler) -> list[list[int]]:
+def rows_of(batches: Iterable[list[int] | list[str]]) -> list[list[int]]:
     return [cast(list[int], batch) for batch in batches]
 
 
