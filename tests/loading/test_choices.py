@@ -230,3 +230,20 @@ def test_layers_of_other_lengths_are_refused_by_id(cache: Path) -> None:
     dataset = FeatureDataset(cache, [], layers={"both": ["fbank", "fbank_v1"]})
     with pytest.raises(ConfigError, match="utterance 'u07' differ in length"):
         dataset[7]
+
+
+def test_packed_batches_have_the_same_frames(cache: Path) -> None:
+    padded, packed = (
+        FeatureDataset(
+            cache,
+            variants={"fbank": VERSIONS},
+            layers={"ssl": LAYERS},
+            random_crop_s=0.2,
+            layout=layout,
+        ).__getitems__([3, 1, 7])
+        for layout in ("padded", "packed")
+    )
+    for name in ("fbank", "ssl"):
+        lengths = padded[f"{name}_lengths"].tolist()
+        frames = [padded[name][place][:length] for place, length in enumerate(lengths)]
+        np.testing.assert_array_equal(np.concatenate(frames), packed[name])
