@@ -32,7 +32,7 @@ from featcache.tables.table import Numbering, RowOrder
 OPEN = 8  # batches of a window that are filled side by side, and of which the rest is packed again
 WINDOWS = 1024  # that are packed at once: their open batches stay in the processor's cache
 SPARE = 20_000  # an epoch may have one more in so many batches than epoch 0
-FIRST_DRAWS = 4  # of which the largest number of batches is that of all epochs, where it is small
+FIRST_DRAWS = 2  # of which the largest number of batches is that of all epochs, where it is small
 
 
 class PackedBatchSampler(EpochSampler):
