@@ -1,1 +1,1 @@
-"""Other toolkits: what SpeechBrain, HuggingFace and lhotse need, one file a toolkit."""
+"""Other toolkits: what SpeechBrain, HuggingFace, lhotse and Kaldi need, one file a toolkit."""
