@@ -239,13 +239,9 @@ class Around(nn.Module):
 
 def test_shapes_that_are_changed_in_place_are_measured_right() -> None:
     class Squeezing(Around):
-<<<<<<< HEAD
-        conv: nn.Conv1d
-=======
         def __init__(self) -> None:
             super().__init__(lambda x: x)
             self.conv = nn.Conv1d(3, 5, 3)
->>>>>>> taps
 
         def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
             return super().forward(self.conv(inputs).transpose_(1, 2))
