@@ -121,7 +121,7 @@ class Recycling(RuleBasedStateMachine):
 
 
 TestRecycling = Recycling.TestCase
-TestRecycling.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestRecycling.settings = settings(max_examples=8, stateful_step_count=25, deadline=None)
 
 
 @pytest.mark.parametrize("holder", sorted(HOLDERS))

@@ -186,7 +186,11 @@ class _Filling:
         # who appends knows of them; where others are stored apart, the view of all tells
         tells = self._ranks.rank == 0 and not self._options.append and (of_all or not to.beside)
         level = logging.WARNING if tells else logging.DEBUG
-        cache = to.whole() if to.beside and of_all else self._cache or to.cache()
+        apart = to.beside and not of_all  # what is stored here, and nothing of other sets
+        if not apart and to.path != to.storage.path(to.split):
+            cache = to.whole()
+        else:
+            cache = self._cache or to.cache()
         return view_of(cache, ids, self._rows, level)
 
     def _annotate(self, here: _Open | None) -> None:

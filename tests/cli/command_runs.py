@@ -122,3 +122,15 @@ def damage(cache: Path, feature: str, id: str) -> None:
         byte = stream.read(1)
         stream.seek(-1, 1)
         stream.write(bytes([byte[0] ^ 0xFF]))
+
+
+@pytest.fixture(scope="session")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that no test changes."""
+    return make(tmp_path_factory.mktemp("stored") / "train")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A cache that a test may change."""
+    return make(tmp_path / "train")

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_runs import cache as cache
 from command_runs import damage, fbank_of, id_of, make, run
+from command_runs import stored as stored
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_runs import FINGERPRINT, damage, fbank_of, id_of, make, run
+from command_runs import cache as cache
 
 import featcache
 from featcache import CacheWriter

@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_runs import FINGERPRINT, make, run
+from command_runs import cache as cache
+from command_runs import stored as stored
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig

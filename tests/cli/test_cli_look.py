@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from command_runs import FINGERPRINT, SPEAKERS, fbank_of, id_of, make, run
+from command_runs import cache as cache
+from command_runs import stored as stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from command_runs import COMMAND, make, run
+from command_runs import stored as stored
 
 from featcache.cli import VERBS
 
