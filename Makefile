@@ -14,10 +14,11 @@ WORKER_TESTS := tests/slurm tests/hosts tests/cluster $(wildcard tests/extractio
   tests/interop/test_interop_huggingface.py tests/lazy/test_many_processes.py \
   tests/loading/test_exactly_once.py tests/brain/test_added_features.py
 
-# tests that kill processes and fill disks, beside the harnesses that do so by the thousand
+# tests that kill processes or fill disks while others work, beside the harnesses that do so by the thousand
 CRASH_TESTS := tests/crash tests/store/test_store_kill.py tests/store/test_store_crashes.py tests/store/test_left_names.py \
   tests/store/writing/test_sealed_in_place.py tests/loading/test_leaving.py \
-  tests/store/test_feature_sets_crashes.py tests/extraction/test_convert_killed.py
+  tests/store/test_feature_sets_crashes.py tests/extraction/test_convert_killed.py \
+  tests/lazy/test_shared_functions.py
 FAULT_TESTS := tests/faults tests/store/writing/test_failed_publish.py \
   tests/store/writing/test_store_full_disk.py
 
