@@ -346,6 +346,7 @@ class FeatureLoader(Generic[T]):
         else:
             others = arrays != "torch" or allow_incomplete
             _check_none_given(features, annotations, dtypes, transform, layout, others)
+            _check_packed(batch_sampler, dataset.layout)
         _check_padding(pad_to, dataset.layout)
         if threads < 0 or prefetch_bytes < 0:
             raise ConfigError(f"{threads=}, {prefetch_bytes=}: neither can be negative")
@@ -591,6 +592,15 @@ def _check_none_given(*settings: object) -> None:
         raise ConfigError(
             "features, annotations, dtypes, transform, layout, arrays and allow_incomplete are "
             "those of the FeatureDataset; give them there"
+        )
+
+
+def _check_packed(sampler: object, layout: Layout) -> None:
+    """Raise `ConfigError` for a data set that pads what a sampler packs: far above `max_frames`."""
+    if isinstance(sampler, PackedBatchSampler) and isinstance(layout, Padded):
+        raise ConfigError(
+            "the batch sampler makes batches to pack, and the FeatureDataset pads them; give it "
+            "layout='packed', or take a BucketBatchSampler"
         )
 
 
