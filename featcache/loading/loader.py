@@ -247,6 +247,8 @@ class Position:
 
 T = TypeVar("T", default=Batch)
 
+_OF_THE_DATASET = "give it to a FeatureDataset, which the loader and the sampler take"
+
 
 class FeatureLoader(Generic[T]):
     """Iterable over batches of a cache, as `FeatureDataset.__getitems__` makes them.
@@ -305,7 +307,9 @@ class FeatureLoader(Generic[T]):
 
     prefetch_factor = None  # HuggingFace's Trainer asks for it: a DataLoader's, without workers
 
-    @named_settings("a FeatureLoader")
+    @named_settings(
+        "a FeatureLoader", dict.fromkeys(("variants", "layers", "random_crop_s"), _OF_THE_DATASET)
+    )
     def __init__(
         self,
         source: FeatureDataset | Subset[Item] | FeatureTable | CachePath,

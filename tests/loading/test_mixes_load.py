@@ -229,8 +229,9 @@ def test_a_mix_of_many_rows_is_batched_window_by_window(
 
 def test_what_a_mix_cannot_leave_out_is_refused(mixes: dict[str, FeatureTable]) -> None:
     table = mixes["once"]
-    with pytest.raises(ConfigError, match="sources of the mix"):
-        BucketBatchSampler(table, max_frames=15, too_long="skip")
+    for too_long in ("skip", "raise"):
+        with pytest.raises(ConfigError, match=r"raise max_frames, or .* sources of the mix"):
+            BucketBatchSampler(table, max_frames=15, too_long=too_long)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="select them of its sources"):
         BucketBatchSampler(table, max_frames=60, ids=[table.id(0)])
 
