@@ -231,7 +231,7 @@ def test_what_a_mix_cannot_leave_out_is_refused(mixes: dict[str, FeatureTable]) 
     table = mixes["once"]
     for too_long in ("skip", "raise"):
         with pytest.raises(ConfigError, match=r"raise max_frames, or .* sources of the mix"):
-            BucketBatchSampler(table, max_frames=15, too_long=too_long)  # type: ignore[arg-type]
+            BucketBatchSampler(table, max_frames=15, too_long=too_long)
     with pytest.raises(ConfigError, match="select them of its sources"):
         BucketBatchSampler(table, max_frames=60, ids=[table.id(0)])
 

@@ -17,7 +17,7 @@ RECIPE = ROOT / "recipes" / "mix"
 KILLED = """
 import io, os, signal, sys
 import torch
-import train
+import train_on_mix as train
 
 step, where, *arguments = sys.argv[1:]
 update, save = train.Run.update, torch.save
@@ -67,7 +67,7 @@ def run(
         "checkpoint_steps": checkpoint_steps,
     }
     given = [text for name, value in settings.items() for text in (f"--{name}", json.dumps(value))]
-    script = ["-c", KILLED, *kill] if kill else ["train.py"]
+    script = ["-c", KILLED, *kill] if kill else ["train_on_mix.py"]
     command = [sys.executable, *script, "settings.yaml", *given]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=RECIPE)
 
@@ -110,7 +110,7 @@ def test_a_run_that_is_killed_again_and_again_has_the_losses_and_weights_of_a_wh
 
 
 def test_a_setting_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "train.py", "settings.yaml", "--epoch", "3"]
+    command = [sys.executable, "train_on_mix.py", "settings.yaml", "--epoch", "3"]
     refused = subprocess.run(command, capture_output=True, text=True, cwd=RECIPE)
     assert refused.returncode == 1
     assert refused.stderr.startswith("no settings epoch; there are seed, ")

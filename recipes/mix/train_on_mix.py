@@ -1,6 +1,6 @@
 """Trains a model on a mix of two corpora, in packed batches; killed, it goes on to the bit.
 
-    python recipes/mix/train.py recipes/mix/settings.yaml [--output_folder folder] [--epochs 5]
+    python recipes/mix/train_on_mix.py recipes/mix/settings.yaml [--output_folder folder]
 
 Stop or kill it at any moment and run it again: the losses, in `losses.jsonl`, and the weights, in
 `model.pt`, are those of a run that was never stopped.
@@ -194,7 +194,7 @@ class Run:
         scores = self.model(batch["fbank"], batch["fbank_cu_seqlens"])
         loss = cross_entropy(scores, batch["digit"])
         self.optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return loss.item()
 
@@ -273,8 +273,8 @@ def main(arguments: list[str]) -> None:
 
     # 3. Test on each corpus.
     for name, view in corpora.items():
-        found = accuracy(model, view.filter(split="test"), max_frames)
-        print(f"accuracy on {name}: {found:.3f}")
+        share = accuracy(model, view.filter(split="test"), max_frames)
+        print(f"accuracy on {name}: {share:.3f}")
 
 
 if __name__ == "__main__":
