@@ -203,8 +203,10 @@ class Position:
             )
         check_version(state)
         if state["data"] != self._table.digest:
+            mixed = "" if self._table.plan is None else ", or another mix of them,"
             raise StateError(
-                f"the state is that of a loader over other utterances than those of {self._table!r}"
+                f"the state is that of a loader over other utterances{mixed} than those of "
+                f"{self._table!r}"
             )
         epoch = number_in_state("epoch", state)
         if isinstance(sampler, SupportsState):

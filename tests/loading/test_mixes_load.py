@@ -196,6 +196,10 @@ def test_a_state_of_another_mix_is_refused(mixes: dict[str, FeatureTable]) -> No
         assert len(json.dumps(state)) < 1000
         with pytest.raises(StateError, match="data"):
             make(mixes["part"]).load_state_dict(state)
+        loader = FeatureLoader(mixes["once"], batch_sampler=make(mixes["once"]))
+        other = FeatureLoader(mixes["part"], batch_sampler=make(mixes["part"]))
+        with pytest.raises(StateError, match="other utterances, or another mix of them"):
+            other.load_state_dict(loader.state_dict())
 
 
 @settings(
