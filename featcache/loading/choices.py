@@ -56,8 +56,8 @@ class Choices:
     ) -> None:
         self._table = table
         self.random_crop_s = random_crop_s
-        self.variants = {name: list(some) for name, some in (variants or {}).items()}
-        self.layers = {name: list(some) for name, some in (layers or {}).items()}
+        self.variants = _lists("variants", variants)
+        self.layers = _lists("layers", layers)
         made = {**self.variants, **self.layers}
         for name, some in made.items():
             self._check_alike(name, some)
@@ -216,3 +216,16 @@ class Choices:
             self._frame_s[name] = times.frame_s
             frames[name] = max(round(random_crop_s / times.frame_s), 1)
         return frames
+
+
+def _lists(setting: str, named: Named | None) -> dict[str, list[str]]:
+    """Return stored features by the name of what is made of them; else raise `ConfigError`."""
+    lists = {} if named is None else named
+    if not isinstance(lists, Mapping) or any(
+        isinstance(some, str) or not isinstance(some, Sequence) for some in lists.values()
+    ):
+        raise ConfigError(
+            f"{setting} names lists of stored features, {{'ssl': ['ssl-6', 'ssl-9']}}, "
+            f"not {named!r}"
+        )
+    return {name: list(some) for name, some in lists.items()}

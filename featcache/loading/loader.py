@@ -203,8 +203,10 @@ class Position:
             )
         check_version(state)
         if state["data"] != self._table.digest:
+            mixed = "" if self._table.plan is None else ", or another mix of them,"
             raise StateError(
-                f"the state is that of a loader over other utterances than those of {self._table!r}"
+                f"the state is that of a loader over other utterances{mixed} than those of "
+                f"{self._table!r}"
             )
         epoch = number_in_state("epoch", state)
         if isinstance(sampler, SupportsState):
@@ -246,6 +248,8 @@ class Position:
 # `FeatureLoader`: batches of a cache, read ahead by threads of this process.
 
 T = TypeVar("T", default=Batch)
+
+_OF_THE_DATASET = "give it to a FeatureDataset, which the loader and the sampler take"
 
 
 class FeatureLoader(Generic[T]):
@@ -305,7 +309,9 @@ class FeatureLoader(Generic[T]):
 
     prefetch_factor = None  # HuggingFace's Trainer asks for it: a DataLoader's, without workers
 
-    @named_settings("a FeatureLoader")
+    @named_settings(
+        "a FeatureLoader", dict.fromkeys(("variants", "layers", "random_crop_s"), _OF_THE_DATASET)
+    )
     def __init__(
         self,
         source: FeatureDataset | Subset[Item] | FeatureTable | CachePath,
@@ -346,6 +352,7 @@ class FeatureLoader(Generic[T]):
         else:
             others = arrays != "torch" or allow_incomplete
             _check_none_given(features, annotations, dtypes, transform, layout, others)
+            _check_packed(batch_sampler, dataset.layout)
         _check_padding(pad_to, dataset.layout)
         if threads < 0 or prefetch_bytes < 0:
             raise ConfigError(f"{threads=}, {prefetch_bytes=}: neither can be negative")
@@ -591,6 +598,15 @@ def _check_none_given(*settings: object) -> None:
         raise ConfigError(
             "features, annotations, dtypes, transform, layout, arrays and allow_incomplete are "
             "those of the FeatureDataset; give them there"
+        )
+
+
+def _check_packed(sampler: object, layout: Layout) -> None:
+    """Raise `ConfigError` for a data set that pads what a sampler packs: far above `max_frames`."""
+    if isinstance(sampler, PackedBatchSampler) and isinstance(layout, Padded):
+        raise ConfigError(
+            "the batch sampler makes batches to pack, and the FeatureDataset pads them; give it "
+            "layout='packed', or take a BucketBatchSampler"
         )
 
 

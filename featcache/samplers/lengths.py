@@ -170,13 +170,13 @@ class LengthsOfUtterances:
             f"{len(rows)} of {total} utterances are longer than {' or '.join(limits)}, the "
             f"longest is {self._named(longest)} with {self.longest[longest]} frames"
         )
-        if too_long == "skip" and self.plan is not None:
-            raise ConfigError(f"{what}; leave them out of the sources of the mix, with filter")
-        if too_long == "skip" and len(rows) < total:
-            warnings.warn(f"{what}; they are left out", stacklevel=3)
-            return rows
         names = " or ".join(limit.partition("=")[0] for limit in limits)
         how = "" if too_long == "skip" else ", or leave them out: too_long=skip"
+        if self.plan is not None:
+            how = ", or leave them out of the sources of the mix, with filter"
+        elif too_long == "skip" and len(rows) < total:
+            warnings.warn(f"{what}; they are left out", stacklevel=3)
+            return rows
         raise ConfigError(f"{what}; raise {names}{how}")
 
     def _take(self, ids: list[str]) -> list[str]:

@@ -461,6 +461,8 @@ class _Wanted:
             return [min(n, math.floor(cap + ROUNDING)) for n, cap in zip(taken, caps, strict=True)]
         if epoch_size == "all":
             return self._rounded(math.ceil(1 / min(self.least) - ROUNDING))
+        if isinstance(epoch_size, str):
+            raise ConfigError(f"epoch_size is a number of rows, or 'all', not {epoch_size!r}")
         return self._rounded(whole_number("epoch_size", epoch_size, 1))
 
     def _rounded(self, size: int) -> list[int]:

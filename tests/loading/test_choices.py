@@ -217,6 +217,8 @@ def test_only_the_bytes_of_a_crop_are_read(cache: Path, monkeypatch: pytest.Monk
         ({"layers": {"speaker": LAYERS}}, "is a feature itself"),
         ({"layers": {"x": LAYERS}, "variants": {"x": VERSIONS}}, "in common"),
         ({"random_crop_s": 0}, "above 0"),
+        ({"variants": VERSIONS}, "variants names lists of stored features"),
+        ({"layers": {"ssl": "ssl-6"}}, "layers names lists of stored features"),
     ],
 )
 def test_features_that_do_not_go_together_are_refused(

@@ -375,6 +375,14 @@ def test_packed_batches_of_the_sampler_fill_their_limit(cache: Path) -> None:
     assert sorted(seen) == sorted(map(id_of, NUMBERS))
 
 
+def test_a_data_set_that_pads_what_a_sampler_packs_is_refused(cache: Path) -> None:
+    sampler = PackedBatchSampler(cache, max_frames=60)
+    with pytest.raises(ConfigError, match="give it layout='packed'"):
+        FeatureLoader(FeatureDataset(cache), batch_sampler=sampler)
+    loader = FeatureLoader(FeatureDataset(cache, layout="packed"), batch_sampler=sampler)
+    assert all(len(batch["fbank"]) <= 60 for batch in loader)
+
+
 @pytest.mark.parametrize("threads", [0, 2])
 def test_packed_batches_go_on_from_the_state_of_a_loader(cache: Path, threads: int) -> None:
     def loader() -> FeatureLoader[dict[str, Any]]:

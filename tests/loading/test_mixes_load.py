@@ -196,6 +196,10 @@ def test_a_state_of_another_mix_is_refused(mixes: dict[str, FeatureTable]) -> No
         assert len(json.dumps(state)) < 1000
         with pytest.raises(StateError, match="data"):
             make(mixes["part"]).load_state_dict(state)
+        loader = FeatureLoader(mixes["once"], batch_sampler=make(mixes["once"]))
+        other = FeatureLoader(mixes["part"], batch_sampler=make(mixes["part"]))
+        with pytest.raises(StateError, match="other utterances, or another mix of them"):
+            other.load_state_dict(loader.state_dict())
 
 
 @settings(
@@ -229,8 +233,9 @@ def test_a_mix_of_many_rows_is_batched_window_by_window(
 
 def test_what_a_mix_cannot_leave_out_is_refused(mixes: dict[str, FeatureTable]) -> None:
     table = mixes["once"]
-    with pytest.raises(ConfigError, match="sources of the mix"):
-        BucketBatchSampler(table, max_frames=15, too_long="skip")
+    for too_long in ("skip", "raise"):
+        with pytest.raises(ConfigError, match=r"raise max_frames, or .* sources of the mix"):
+            BucketBatchSampler(table, max_frames=15, too_long=too_long)
     with pytest.raises(ConfigError, match="select them of its sources"):
         BucketBatchSampler(table, max_frames=60, ids=[table.id(0)])
 

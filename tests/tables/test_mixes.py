@@ -249,6 +249,7 @@ def test_segments_are_mixed_too(tmp_path: Path) -> None:
         ({"weights": {"a": 1e6, "b": 1, "c": 1}, "epoch_size": 10}, "takes none of 'b'"),
         ({"temperature": -1}, "temperature"),
         ({"epoch_size": 0}, "epoch_size"),
+        ({"epoch_size": "whole"}, "a number of rows, or 'all', not 'whole'"),
         ({"repeat": {"d": 2}}, "names a source 'd'"),
         ({"repeat": {"a": 0}}, "above 0"),
         ({"repeat": {"c": 0.01}}, "none"),
