@@ -11,10 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from featcache._interval import Interval
 from featcache.container_files import EncodedArrays, Piece, cut
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CorruptCacheError
 from featcache.format.annotation_columns import joined, stored_columns
+from featcache.format.annotations import NONE, Values
 from featcache.format.columns import ends_of
 from featcache.format.files import remedy
 from featcache.format.index import UNKNOWN, FeatureColumns, Index, Stamps, hash_of
@@ -26,7 +28,7 @@ from featcache.reading.containers import Containers
 from featcache.reading.generation import Generation
 from featcache.registry import RAW
 from featcache.stats import FeatureStats
-from featcache.writing import part_writer
+from featcache.writing import part_writer, queue
 from featcache.writing.known_ids import find_stored
 from featcache.writing.open_part import Declarations, OpenPart
 from featcache.writing.publish import AnnotatedRows, merged_stats, widest_kinds
@@ -34,7 +36,7 @@ from featcache.writing.publish import AnnotatedRows, merged_stats, widest_kinds
 # Arrays of an index, many at a time, read as they are stored and compared with their checksums.
 
 BATCH_BYTES = 1 << 23  # looked at together: few enough to be near when they are written
-BATCH_ROWS = 8192
+BATCH_ARRAYS = 8192  # HDF5 stores as many in half a second
 
 
 class CopiedRows(NamedTuple):
@@ -106,10 +108,10 @@ class StoredArrays:
         for name in self._coded:
             nbytes += self._sizes(self.index.features[name])[rows]
         ends = ends_of(nbytes)
-        start = 0
+        start, most = 0, max(BATCH_ARRAYS // len(self._coded), 1)
         while start < len(rows):
             full = int(ends.searchsorted(ends[start] + BATCH_BYTES, "right")) - 1
-            stop = min(max(full, start + 1), start + BATCH_ROWS)
+            stop = min(max(full, start + 1), start + most)
             some = rows[start:stop]
             placed = {name: _Placed.of(self.index.features[name], some) for name in self._coded}
             self._containers.prefetch([run for each in placed.values() for run in each.runs])
@@ -227,7 +229,7 @@ def copy_rows(
         for arrays, annotated, rows in sources:
             in_order = arrays.in_order_of_bytes(rows)
             for batch in arrays.batches(in_order):
-                _append(part, arrays.index, batch)
+                part.append_copies(*_stored(arrays.index, batch))
                 if stats is None:
                     part.count(batch.arrays)
                 nbytes = sum(int(each.nbytes.sum()) for each in batch.arrays.values())
@@ -245,14 +247,19 @@ def copy_rows(
         raise
 
 
-def _append(part: OpenPart, index: Index, batch: CopiedRows) -> None:
+_Stored = tuple[
+    list[str], Mapping[str, EncodedArrays], dict[str, list[int]], list[Stamps]
+]  # as `OpenPart.append_copies` takes them
+
+
+def _stored(index: Index, batch: CopiedRows) -> _Stored:
     rows = batch.rows
     checksums = {name: index.features[name].checksum[rows].tolist() for name in batch.arrays}
     stamps = [UNKNOWN] * len(rows)
     if index.stamps is not None:
         pairs = zip(*(column[rows].tolist() for column in index.stamps), strict=True)
         stamps = [Stamps(*each) for each in pairs]
-    part.append_copies([*index.ids.take(rows)], batch.arrays, checksums, stamps)
+    return [*index.ids.take(rows)], batch.arrays, checksums, stamps
 
 
 def _annotations(cache: Path, copied: Sequence[tuple[AnnotatedRows, Ints]], order: Ints) -> Columns:
@@ -316,8 +323,8 @@ class PartCopies:
     def groups(self, rows: Ints) -> Iterator[Ints]:
         """Cut rows into those of one new part each, in the order of their bytes.
 
-        Rows of one old part stay together. Parts are as small as they may be: one that is killed
-        is copied again.
+        Rows of one old part stay together. Parts are as small as they may be: some that are killed
+        are copied once more.
         """
         if not len(rows):
             return
@@ -355,16 +362,18 @@ class PartCopies:
     ) -> tuple[SealedPart, set[str]]:
         """Copy rows into a new part and seal that; `tell` is called with utterances and bytes.
 
-        Also returns the paths of its files whose pages were hashed on their way to the disk.
+        Also returns the paths of its files whose pages were hashed on their way to the disk. What
+        was copied is committed every two seconds, and sealed if reading fails, or an interrupt
+        (Ctrl-C) ends it.
 
-        Raises `CorruptCacheError` for an array that is not what was written; then nothing is left.
+        Raises `CorruptCacheError` for an array that is not what was written.
         """
         build = find_stored(self.cache, self.fingerprint).build
         dims = {name: self.source.manifest.dims[name] for name in self.features}
         header = header_for(self.features, dims, build, self.fingerprint)
+        part = OpenPart(self.cache, self.features, header)
         source = CopySource(self._arrays(), _annotated(self.source), rows)
-        stats = self._whole_stats(rows)
-        return copy_rows(self.cache, self.features, header, [source], stats, tell=tell)
+        return _CommittedCopy(part, source, self._whole_stats(rows)).copy(self.cache, tell)
 
     def _whole_stats(self, rows: Ints) -> Mapping[str, FeatureStats] | None:
         """Return the statistics of the parts that rows are all of; None if they are not all."""
@@ -380,6 +389,81 @@ class PartCopies:
         counted = (name for name, each in self.features.items() if each.stats)
         # rows are some of those that the parts' statistics are of: as many frames are all of them
         return stats if all(stats[name].count == frames[name] for name in counted) else None
+
+
+class _CommittedCopy:
+    """A copy of rows into an open part, of which nothing is lost that is two seconds old.
+
+    Another thread stores and seals, which no interrupt (Ctrl-C) reaches in the middle of that.
+
+    Args:
+        part: takes the rows.
+        source: the rows.
+        stats: of all of them, by feature; None: they are computed.
+    """
+
+    def __init__(
+        self, part: OpenPart, source: CopySource, stats: Mapping[str, FeatureStats] | None
+    ) -> None:
+        self._part, self._stats, self._empty = part, stats, part.stats
+        self._arrays, self._annotated, rows = source
+        self._rows = self._arrays.in_order_of_bytes(rows)
+        self._commits = Interval(queue.COMMIT_INTERVAL_S)
+        self._is_torn = False  # after an error within a batch
+        if stats is not None:  # a commit tells of none, rather than of other rows
+            part.stats = {}
+
+    def copy(self, cache: Path, tell: Callable[[int, int], object]) -> tuple[SealedPart, set[str]]:
+        """Copy the rows, and seal the part, as `PartCopies.copy` says."""
+        try:
+            with ThreadPoolExecutor(1) as thread:
+                try:
+                    for batch in self._arrays.batches(self._rows):
+                        thread.submit(self._store, batch).result()
+                        nbytes = sum(int(each.nbytes.sum()) for each in batch.arrays.values())
+                        tell(len(batch.rows), nbytes)
+                finally:
+                    sealing = thread.submit(self._seal, cache)
+                sealed = sealing.result()
+        finally:
+            self._part.release()  # what is committed stays, whatever failed
+            self._arrays.let_go()
+        if sealed is None:
+            raise CorruptCacheError(f"nothing was copied to {str(cache)!r}")
+        return sealed, self._part.hashed
+
+    def _store(self, batch: CopiedRows) -> None:
+        self._is_torn = True
+        annotations = self._values(batch.rows)
+        self._part.append_copies(*_stored(self._arrays.index, batch), annotations)
+        if self._stats is None:
+            self._part.count(batch.arrays)
+        if self._commits.due():
+            self._part.commit()
+        self._is_torn = False
+
+    def _values(self, rows: Ints) -> list[Values]:
+        """Return the annotations of rows, as the journal tells of them."""
+        columns = {name: self._annotated.column(name).take(rows) for name in self._annotated.kinds}
+        if not columns:
+            return [NONE] * len(rows)
+        return [
+            {name: each for name, each in zip(columns, values, strict=True) if each is not None}
+            for values in zip(*columns.values(), strict=True)
+        ]
+
+    def _seal(self, cache: Path) -> SealedPart | None:
+        """Seal what was stored, which may be some of the rows."""
+        part, rows = self._part, self._rows[: len(self._part.ids())]
+        if self._is_torn:
+            return None
+        if self._stats is not None:
+            part.stats = {name: self._stats[name] for name in self._empty}
+            if len(rows) < len(self._rows):
+                part.stats = self._empty
+                for batch in self._arrays.batches(rows):
+                    part.count(batch.arrays)
+        return part.seal(partial(_annotations, cache, [(self._annotated, rows)]))
 
 
 def _annotated(opened: Generation) -> AnnotatedRows:

@@ -66,6 +66,7 @@ from featcache.interface import (
     ContainerWriter,
     EncodedArray,
     Extent,
+    FeatureSpec,
     Ints,
     SupportsPages,
     WritesOut,
@@ -405,22 +406,23 @@ class OpenPart:
         arrays: Mapping[str, EncodedArrays],
         checksums: Mapping[str, Sequence[int]],
         stamps: Sequence[Stamps],
+        annotations: Sequence[Values] | None = None,
     ) -> None:
         """Store what is stored elsewhere, too, as it is, without touching the statistics.
 
-        The journal does not name it: without a seal the part is removed. Annotations come with the
-        seal.
+        Without `annotations` the journal does not name it: without a seal the part is removed. The
+        columns of annotations come with the seal.
         """
         self._journal.check_there()
         placed = self._store(ids, arrays, checksums)
+        if annotations is not None:
+            self._journal.add(ids, placed, stamps, annotations)
+            self._appended += len(ids)
         self._rows.add(ids, placed, stamps, [NONE] * len(ids))
 
     def count(self, arrays: Mapping[str, EncodedArrays]) -> None:
         """Take arrays that `append_copies` stores into the statistics."""
-        for name, stats in self.stats.items():
-            spec, cut = self._specs[name], self._header.block_rows[name]
-            decoded = (from_storage(joined(spec, each, cut), spec.dtype) for each in arrays[name])
-            self.stats[name] = stats.merge_all(map(FeatureStats.of, decoded))
+        self.stats = with_arrays(self.stats, arrays, self._specs, self._header)
 
     def _store(
         self,
@@ -519,6 +521,21 @@ class OpenPart:
             if isinstance(writer, ChecksArrays):
                 self._checking.append((names, writer))
         close_before_libraries_end()
+
+
+def with_arrays(
+    stats: Mapping[str, FeatureStats],
+    arrays: Mapping[str, EncodedArrays],
+    specs: Mapping[str, FeatureSpec],
+    header: Header,
+) -> dict[str, FeatureStats]:
+    """Return statistics with those of more arrays, as they are stored."""
+    merged = {}
+    for name, before in stats.items():
+        spec, cut = specs[name], header.block_rows[name]
+        decoded = (from_storage(joined(spec, each, cut), spec.dtype) for each in arrays[name])
+        merged[name] = before.merge_all(map(FeatureStats.of, decoded))
+    return merged
 
 
 def _new_directory(cache: Path, name: str | None, tries: int = 10) -> tuple[str, WriterLock]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -38,6 +38,7 @@ from featcache.format.manifest import PARTS, Manifest
 from featcache.format.part import SEAL, checksum, list_parts, read_part, remove_part
 from featcache.interface import Extent, FinishesFiles
 from featcache.reading.containers import Containers
+from featcache.stats import FeatureStats
 from featcache.writing.copies import CopySource, StoredArrays, copy_rows
 from featcache.writing.free_space import check_free, margin
 from featcache.writing.held import HeldCache
@@ -47,6 +48,7 @@ from featcache.writing.open_part import (
     container_groups,
     extents_of,
     seal_directory,
+    with_arrays,
 )
 from featcache.writing.publish import AnnotatedRows
 
@@ -97,6 +99,11 @@ class DeadPart:
         arrays = StoredArrays(self.cache, f"{PARTS}/{self.name}", index, features)
         return CopySource(arrays, annotated, np.arange(count))
 
+    def stats(self, features: Declarations) -> Mapping[str, FeatureStats] | None:
+        """Return what the journal says of all its utterances; None where a copy counted none."""
+        counted = {name for name, feature in features.items() if feature.stats}
+        return self.journal.stats if counted <= self.journal.stats.keys() else None
+
     def let_go(self) -> None:
         """Close the files until they are needed again: not all systems remove open ones."""
         self._containers.let_go()
@@ -121,7 +128,7 @@ def copy_part(
         remove_part(target)
     _check_space(dead, utterances)
     sources = [dead.source(features, utterances)]
-    stats = dead.journal.stats if whole else None
+    stats = dead.stats(features) if whole else None
     try:
         copy_rows(dead.cache, features, dead.journal.header, sources, stats, name=target.name)
     finally:
@@ -266,6 +273,9 @@ def _seal_in_place(dead: DeadPart, features: Declarations) -> bool:
     ]
     if not all(isinstance(backend, FinishesFiles) for _, _, backend in groups):
         return False
+    stats = dead.stats(features)
+    if stats is None:
+        stats = _counted(dead, features)
     try:
         for prefix, names, backend in groups:
             specs = [features[key].spec(header.dims[key]) for key in names]
@@ -280,8 +290,19 @@ def _seal_in_place(dead: DeadPart, features: Declarations) -> bool:
         )
         return False
     rows = PartRows.of(utterances, [*header.dims])
-    seal_directory(dead.cache, dead.name, header, rows, dead.journal.stats, {})
+    seal_directory(dead.cache, dead.name, header, rows, stats, {})
     return True
+
+
+def _counted(dead: DeadPart, features: Declarations) -> dict[str, FeatureStats]:
+    header, source = dead.journal.header, dead.source(features, dead.journal.utterances)
+    specs = {name: feature.spec(header.dims[name]) for name, feature in features.items()}
+    named = (name for name, feature in features.items() if feature.stats)
+    stats = {name: FeatureStats.empty(header.dims[name]) for name in named}
+    for batch in source.arrays.batches(source.rows):
+        stats = with_arrays(stats, batch.arrays, specs, header)
+    source.arrays.let_go()
+    return stats
 
 
 def _set_aside(directory: Path, why: str) -> None:

@@ -23,6 +23,7 @@ from featcache.container_files import Pages, sync_directory, sync_file
 from featcache.container_files.lock import is_locked
 from featcache.errors import CorruptCacheError, counted
 from featcache.format.annotation_columns import Column
+from featcache.format.columns import ColumnFile
 from featcache.format.feature_sets import every_directory
 from featcache.format.files import explained, reading
 from featcache.format.fingerprint import digest_of_canonical
@@ -39,7 +40,9 @@ from featcache.format.manifest import (
     OWN,
     PARTS,
     SETS,
+    Expected,
     Manifest,
+    index_file,
     manifest_file,
     read_manifest,
     set_name,
@@ -58,13 +61,24 @@ from featcache.reading.damage import (
     Told,
 )
 from featcache.reading.feature_arrays import OpenedPart
-from featcache.reading.verify import PageDamage, Tell
+from featcache.reading.verify import PageDamage, Tell, unless_damaged
 from featcache.writing.changes import Changes, stats_of
 from featcache.writing.compact import UNCHANGED, seal_adopted
 from featcache.writing.copies import CopySource, StoredArrays, copy_rows
 from featcache.writing.free_space import check_free, margin
-from featcache.writing.held import HeldCache, check_not_overwritten, held_to_edit
-from featcache.writing.publish import AnnotatedRows, generation_of, merged_stats, prepared
+from featcache.writing.held import (
+    HeldCache,
+    check_not_overwritten,
+    held_to_edit,
+    stored_indexes,
+)
+from featcache.writing.publish import (
+    AnnotatedRows,
+    expected_digest,
+    generation_of,
+    merged_stats,
+    prepared,
+)
 from featcache.writing.recover import DAMAGED, still_written
 from featcache.writing.sets import write_together
 
@@ -333,9 +347,10 @@ class _Work:
             or not current.has_index
             or any(p.sealed is None for p in damage.damaged.values()),
         )
-        after = prepared(held, UNCHANGED, changes)
+        failed = self._failed(current, damage.counting)
+        after = prepared(held, replace(UNCHANGED, failed=failed or ()), changes)
         lost = any(part.lost for part in damage.counting) or damage.unnamed
-        complete = after.complete and not lost and self._has_failed(current)
+        complete = after.complete and not lost and failed is not None
         tags = {tag: tagged.get(name, name) for tag, name in after.tags.items()}
         return replace(after, complete=complete, tags=tags)
 
@@ -384,7 +399,7 @@ class _Work:
         manifest, columns = generation.manifest, generation.columns
         wrong = frozenset[str]() if columns is None else columns.wrong
         carried = {name for name, each in manifest.annotations.items() if each.carried}
-        if not self._has_failed(generation):
+        if not self._reads_failed(generation):
             self.annotations |= carried
             return replace(manifest, index="", index_digest="", annotations={})
         readable = {} if columns is None or wrong & IDS else columns.annotations
@@ -393,7 +408,28 @@ class _Work:
         kept = {name: each for name, each in manifest.annotations.items() if name not in lost}
         return replace(manifest, annotations=kept)
 
-    def _has_failed(self, generation: GenerationDamage) -> bool:
+    def _failed(
+        self, generation: GenerationDamage, parts: Sequence[PartDamage]
+    ) -> Sequence[str] | None:
+        """Return ids that failed and that the index cannot tell; None where nothing else can.
+
+        Where an id is expected that is not stored, it is in the index of another generation: the
+        digest of all that are expected proves it.
+        """
+        manifest, expected = generation.manifest, generation.manifest.expected
+        if self._reads_failed(generation) or not expected or expected.count == manifest.rows:
+            return ()
+        stored = {id for part in parts for id in part.ids}
+        for name in reversed(stored_indexes(self.held.path)):
+            failed: list[str] = []
+            with unless_damaged(), ColumnFile(self.held.path, index_file(name)) as file:
+                failed = [*file.strings("failed")]
+            ids = sorted(stored.union(failed), key=str.encode)
+            if expected == Expected(len(ids), expected_digest(ids)):
+                return failed
+        return None
+
+    def _reads_failed(self, generation: GenerationDamage) -> bool:
         """Whether the ids that failed can be read."""
         columns = generation.columns
         if columns is None:
@@ -492,8 +528,10 @@ class _Work:
             parts += self._copy(part, generation, header, known)
         before = self._readable(generation)
         parts.sort(key=lambda part: part.entry.name)
-        after = generation_of(cache, parts, before, before, UNCHANGED)
-        lost = any(part.lost for part in generation.parts) or not self._has_failed(generation)
+        failed = self._failed(generation, generation.parts)
+        outcome = replace(UNCHANGED, failed=failed or ())
+        after = generation_of(cache, parts, before, before, outcome)
+        lost = any(part.lost for part in generation.parts) or failed is None
         files = {path: each for path, each in after.files.items() if path not in generation.files}
         after = replace(after, previous=None, complete=after.complete and not lost, files=files)
         return write_manifest(cache, after, file=manifest_file(after.name)).name

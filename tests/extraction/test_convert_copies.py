@@ -30,18 +30,18 @@ def converted(src: object, dst: Path, backend: str, names: list[str]) -> featcac
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("batch_bytes", "batch_rows"), [(1, 8192), (1 << 21, 3)])
+@pytest.mark.parametrize(("batch_bytes", "batch_arrays"), [(1, 8192), (1 << 21, 24)])
 def test_copies_in_batches_of_any_size_are_the_source(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     backend: str,
     batch_bytes: int,
-    batch_rows: int,
+    batch_arrays: int,
 ) -> None:
     monkeypatch.setattr(part_writer, "PART_ROWS", 9)
     source = featcache.open(make_source(tmp_path / "a", [*KINDS]))
     monkeypatch.setattr(copies, "BATCH_BYTES", batch_bytes)
-    monkeypatch.setattr(copies, "BATCH_ROWS", batch_rows)
+    monkeypatch.setattr(copies, "BATCH_ARRAYS", batch_arrays)
     cache = converted(source, tmp_path / "b", backend, [*KINDS])
     assert_same(cache, source)
     featcache.open(cache.path, verify="arrays").close()

@@ -16,7 +16,9 @@ from convert_helpers import KINDS, assert_same, make_source
 
 import featcache
 from featcache import FeatureStorageConfig
+from featcache.registry import backend_names
 from featcache.workers import get_client
+from featcache.writing.session import publish_sealed
 
 SCRIPT = Path(__file__).parent / "convert_kills.py"
 
@@ -32,6 +34,53 @@ def test_a_conversion_killed_anywhere_goes_on(tmp_path: Path, way: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+STOPPED = """
+import os, signal, sys
+import featcache
+from featcache.extraction.outcomes import ProgressBar
+from featcache.writing import copies, queue
+
+source, target, way = sys.argv[1:]
+copies.BATCH_ARRAYS = 8  # four utterances at a time
+queue.COMMIT_INTERVAL_S = 0.0 if way == "KILL" else 3600.0
+count, told = ProgressBar.count, []
+
+
+def stop(bar, utterances, nbytes):
+    count(bar, utterances, nbytes)
+    told.append(utterances)
+    if len(told) == 5:
+        os.kill(os.getpid(), getattr(signal, f"SIG{way}"))
+
+
+ProgressBar.count = stop
+featcache.convert(source, target, progressbar=False)
+"""
+
+
+@pytest.mark.parametrize("backend", backend_names())
+@pytest.mark.parametrize("way", ["INT", "KILL"])
+def test_a_stopped_copy_keeps_what_it_had_copied(tmp_path: Path, way: str, backend: str) -> None:
+    native = make_source(tmp_path / "native", ["fbank", "units"])
+    fbank = FeatureStorageConfig("fbank", backend=backend, frame_s=0.01, dims=[8])
+    source = featcache.convert(native, tmp_path / "a", features=[fbank, "units"], progressbar=False)
+    command = [sys.executable, "-c", STOPPED, tmp_path / "a", tmp_path / "b", way]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == -getattr(signal, f"SIG{way}"), done.stderr
+    if way == "KILL":
+        assert publish_sealed(tmp_path / "b")
+    with featcache.open(tmp_path / "b", verify="arrays") as cache:
+        kept = cache.ids
+        assert len(kept) == 20
+        assert not cache.complete
+        assert cache.stats("fbank").count == sum(len(source.read(id, "fbank")) for id in kept)
+        for name in source.annotations:
+            rows = [source.ids.index(id) for id in kept]
+            assert [*cache.annotation(name)] == [source.annotation(name)[row] for row in rows]
+    again = featcache.convert(source, tmp_path / "b", progressbar=False)
+    assert_same(again, source, rtol=1e-12 if backend != "lilcom" else 0.1)  # of what it decodes
 
 
 def test_workers_convert_the_same(tmp_path: Path) -> None:

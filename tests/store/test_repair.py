@@ -312,6 +312,31 @@ def test_damage_of_any_file_costs_what_lies_there_and_no_more(
 NOT_HARMED = ("featcache.json", "writer.lock", "writer.json", "README.txt")
 
 
+@pytest.mark.parametrize("harm", HARM)
+def test_a_cache_whose_utterances_are_all_saved_stays_complete(
+    rich: Path, tmp_path: Path, harm: str
+) -> None:
+    path = Path(shutil.copytree(rich, tmp_path / "rich"))  # the other index knows what failed
+    plain = make(tmp_path / "plain", LAYOUTS["memmap"], ids=IDS[:20])  # so does the one before
+    bare = tmp_path / "bare"  # nothing has failed
+    with CacheWriter(bare, LAYOUTS["memmap"], {"model": "wavlm"}) as writer:
+        writer.expect(IDS[:3])
+        for id in IDS[:3]:
+            writer.write(id, arrays_of(id))
+    for each in (path, plain, bare):
+        before = featcache.open(each)
+        assert before.complete
+        HARM[harm](each / before.opened.manifest.index)
+        assert repair(each).lost == ()
+        after = featcache.open(each, verify="arrays")
+        assert after.complete
+        assert (after.ids, after.failed, after.expected) == (
+            before.ids,
+            before.failed,
+            before.expected,
+        )
+
+
 def test_the_lost_manifest_of_a_tag_is_left_to_a_person_and_nothing_of_it_goes(
     rich: Path, tmp_path: Path
 ) -> None:

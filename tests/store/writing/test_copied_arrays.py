@@ -50,7 +50,7 @@ def arrays_of(number: int) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize(("batch_bytes", "batch_rows"), [(1, 8192), (3000, 8192), (1 << 20, 2)])
+@pytest.mark.parametrize(("batch_bytes", "batch_arrays"), [(1, 8192), (3000, 8192), (1 << 20, 4)])
 @pytest.mark.parametrize(
     ("backend", "codec"), [(name, codec) for name, codecs in CODECS.items() for codec in codecs]
 )
@@ -60,10 +60,10 @@ def test_what_is_left_is_the_same_in_every_format(
     backend: str,
     codec: str,
     batch_bytes: int,
-    batch_rows: int,
+    batch_arrays: int,
 ) -> None:
     monkeypatch.setattr(copies, "BATCH_BYTES", batch_bytes)
-    monkeypatch.setattr(copies, "BATCH_ROWS", batch_rows)
+    monkeypatch.setattr(copies, "BATCH_ARRAYS", batch_arrays)
     for begin in (0, 20):
         with CacheWriter(tmp_path, declared(backend, codec)) as writer:
             for number in range(begin, begin + 20):
@@ -101,7 +101,7 @@ def arrays(path: Path, part: SealedPart, index: Index) -> StoredArrays:
 def test_batches_hold_the_bytes_of_their_rows(
     part: tuple[Path, SealedPart, Index], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "BATCH_ROWS", 3)
+    monkeypatch.setattr(copies, "BATCH_ARRAYS", 6)
     _, _, index = part
     rows = np.array([4, 5, 6, 2, 9, 0, 19, 18])
     expected = oracle(range(20))
