@@ -256,9 +256,12 @@ class Cache(FeatureTable):
         Args:
             dry_run: only look, and change nothing.
 
-        Raises `CacheLockedError` while the cache is written, `CorruptCacheError` where manifest or
-        names of feature sets are damaged (put back the copy of `manifests`), `StorageFullError`
-        without room for the copies.
+        A damaged manifest is restored from `manifests` where its hash or its `write_id`, still to
+        be read, proves which copy it was.
+
+        Raises `CacheLockedError` while the cache is written, `CorruptCacheError` for another
+        damaged manifest and for damaged names of feature sets (put a copy back),
+        `StorageFullError` without room for the copies.
         """
         from featcache.writing.repair import repair
 

@@ -125,6 +125,7 @@ _WORDS = {
     "overwrite=True": "--overwrite",
     "drop_tags=True": "--drop-tags",
     "featcache.store.repair(path) (first with dry_run=True)": "featcache repair (--dry-run first)",
+    "featcache.store.repair(path)": "featcache repair",
     "unknown='skip'": "--unknown skip",
     "call collect() of the cache once, opened without that": "run featcache collect on it once",
     "call collect() of it once": "run featcache collect on it once",

@@ -26,6 +26,7 @@ from featcache.declaration import (
     FrameTimes,
 )
 from featcache.errors import (
+    CacheError,
     CorruptCacheError,
     FormatVersionError,
     NotACacheError,
@@ -476,8 +477,13 @@ def read_content(cache: Path, file: str = NAME) -> dict[str, object]:
     try:
         content = unpack_json(data, repr(str(cache / file)))
     except CorruptCacheError as error:
+        mended = (
+            "featcache.store.repair(path) restores it where it can prove which copy it was; else "
+        )
+        mended = mended if file == NAME else ""
         raise CorruptCacheError(
-            f"{error}; {_COPY}, or remove it and write the cache again: what is sealed is kept"
+            f"{error}; {mended}{_COPY}, or remove it and write the cache again: what is sealed is "
+            "kept"
         ) from error
     if not isinstance(content, dict) or content.get("format") != "featcache":
         raise NotACacheError(f"{str(cache / file)!r} is not featcache's")
@@ -503,6 +509,28 @@ def with_needed(names: Iterable[str], needed: Mapping[str, bool]) -> tuple[str, 
 def kept_manifests(cache: Path) -> list[str]:
     """List the names of the generations whose manifests are kept."""
     return sorted(path.stem for path in (cache / MANIFESTS).glob("*.json"))
+
+
+def proven_generation(cache: Path) -> str | None:
+    """Return the generation whose kept manifest a damaged `featcache.json` was, if that is proved.
+
+    The same was written to both: each write has a `write_id` of its own, and the first bytes are
+    the hash of the rest. Either of these, still to be read, says which one it was. Of a manifest
+    that was written without a generation, an overwrite begun, say, there is no copy.
+    """
+    try:
+        data = read_within(cache, NAME)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    for name in kept_manifests(cache):
+        with contextlib.suppress(CacheError, OSError):
+            manifest = read_manifest(cache, manifest_file(name))
+            seal = read_within(cache, manifest_file(name))[:20]
+            written = re.fullmatch("[0-9a-f]{16}", manifest.write_id)
+            told = written is not None and f'"{manifest.write_id}"'.encode() in data
+            if manifest.name == name and (told or data.startswith(seal)):
+                return name
+    return None
 
 
 def _nothing_there(cache: Path, file: str) -> str:

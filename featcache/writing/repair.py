@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 
 from featcache._progress import bar
-from featcache.container_files import Pages, sync_directory, sync_file
-from featcache.container_files.lock import is_locked
+from featcache.container_files import Pages, sync_directory, sync_file, write_durably
+from featcache.container_files.lock import WriterLock, is_locked
 from featcache.errors import CorruptCacheError, counted
 from featcache.format.annotation_columns import Column
 from featcache.format.columns import ColumnFile
-from featcache.format.feature_sets import every_directory
-from featcache.format.files import explained, reading
+from featcache.format.feature_sets import every_directory, set_directories, set_names
+from featcache.format.files import digest, explained, read_within, reading
 from featcache.format.fingerprint import digest_of_canonical
 from featcache.format.index import (
     ContainerColumns,
@@ -37,6 +37,7 @@ from featcache.format.index import (
 )
 from featcache.format.journal import Header
 from featcache.format.manifest import (
+    NAME,
     OWN,
     PARTS,
     SETS,
@@ -44,6 +45,7 @@ from featcache.format.manifest import (
     Manifest,
     index_file,
     manifest_file,
+    proven_generation,
     read_manifest,
     set_name,
     write_manifest,
@@ -138,17 +140,26 @@ class Repair:
 
 def repair(cache: Path, roots: Roots = NO_ROOTS, *, dry_run: bool = False) -> Repair:
     """Repair a cache, as `Cache.repair` says, also one that cannot be opened."""
+    with reading(cache):
+        manifests = _manifests(cache)
     with ExitStack() as stack:
         if dry_run:
-            with reading(cache), _looking(cache) as tell:
-                found = [_damage_of(each, roots, tell) for each in every_directory(cache)]
-                return _outcome(cache, found, done=False)
+            with reading(cache), _looking([*manifests]) as tell:
+                found = [
+                    _damage_of(each, manifest, roots, tell)
+                    for each, (manifest, _) in manifests.items()
+                ]
+                outcome = _outcome(cache, found, done=False)
+                return _with_restored(cache, manifests, outcome)
+        for directory, (_, copy) in manifests.items():
+            if copy is not None:
+                _restore(directory)
         places = [stack.enter_context(held_to_edit(each)) for each in every_directory(cache)]
         for held in places:
             _check_idle(held)
         with explained(cache, lambda: "the cache is as it was"):
-            with _looking(cache) as tell:
-                found = [_damage_of(held.path, roots, tell) for held in places]
+            with _looking([held.path for held in places]) as tell:
+                found = [_damage_of(held.path, held.manifest, roots, tell) for held in places]
             works = [_Work(*each, roots) for each in zip(places, found, strict=True)]
             outcome = _outcome(cache, [work.damage for work in works], done=True)
             needed = [work for work in works if not work.damage.is_whole]
@@ -156,19 +167,19 @@ def repair(cache: Path, roots: Roots = NO_ROOTS, *, dry_run: bool = False) -> Re
             for work in needed:
                 work.remove_unsealed()
         annotations = sorted({name for work in works for name in work.annotations})
-        return replace(outcome, annotations=tuple(annotations))
+        outcome = replace(outcome, annotations=tuple(annotations))
+        return _with_restored(cache, manifests, outcome)
 
 
-def _damage_of(directory: Path, roots: Roots, tell: Tell) -> CacheDamage:
-    manifest = read_manifest(directory)
+def _damage_of(directory: Path, manifest: Manifest, roots: Roots, tell: Tell) -> CacheDamage:
     check_not_overwritten(directory, manifest)
     return CacheDamage.of(directory, manifest, roots, tell)
 
 
 @contextmanager
-def _looking(cache: Path) -> Iterator[Tell]:
-    """Show how much of a cache is read."""
-    parts = (part for each in every_directory(cache) for part in part_directories(each))
+def _looking(directories: Sequence[Path]) -> Iterator[Tell]:
+    """Show how much of the feature sets of a cache is read."""
+    cache, parts = directories[0], (p for each in directories for p in part_directories(each))
     files = (file for part in parts for file in part.rglob("*") if file.is_file())
     with bar(f"look at {cache.name}", sum(file.stat().st_size for file in files)) as shown:
         yield shown.update
@@ -225,6 +236,46 @@ def _joined(one: Repair, other: Repair) -> Repair:
         set_aside=one.set_aside + other.set_aside,
         left=one.left + other.left,
     )
+
+
+# A damaged `featcache.json` is restored where something proves which of the kept ones it was.
+
+Manifests = dict[Path, tuple[Manifest, str | None]]  # with what a damaged one is set aside as
+
+
+def _manifests(cache: Path) -> Manifests:
+    """Read the manifests of all feature sets of a cache, or of damaged ones the copies."""
+    own = _manifest_of(cache)
+    directories = set_directories(cache, set_names(cache, own[0]) or ()).values()
+    return {each: own if each == cache else _manifest_of(each) for each in directories}
+
+
+def _manifest_of(directory: Path) -> tuple[Manifest, str | None]:
+    try:
+        return read_manifest(directory), None
+    except CorruptCacheError:
+        name = proven_generation(directory)
+        if name is None:
+            raise
+        aside = f"{NAME}.{digest((directory / NAME).read_bytes())[:8]}{DAMAGED}"
+        return read_manifest(directory, manifest_file(name)), aside
+
+
+def _restore(directory: Path) -> None:
+    with WriterLock(directory):
+        manifest, aside = _manifest_of(directory)  # which another one may have restored
+        if aside is not None:
+            _keep(directory / NAME, directory / aside)
+            data = read_within(directory, manifest_file(manifest.name))
+            write_durably(directory / NAME, data)
+
+
+def _with_restored(cache: Path, manifests: Manifests, outcome: Repair) -> Repair:
+    restored = [(each, aside) for each, (_, aside) in manifests.items() if aside is not None]
+    names = tuple((each / NAME).relative_to(cache).as_posix() for each, _ in restored)
+    kept = tuple((each / aside).relative_to(cache).as_posix() for each, aside in restored)
+    rebuilt, set_aside = (*names, *outcome.rebuilt), (*kept, *outcome.set_aside)
+    return replace(outcome, rebuilt=rebuilt, set_aside=set_aside)
 
 
 # Rows that are intact, as they are copied: with annotations and stamps from wherever these are

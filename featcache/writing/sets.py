@@ -121,7 +121,9 @@ def _begin_sets(cache: Path) -> None:
         with HeldCache(cache, PATIENCE_S) as held:
             check_writable(cache, held.manifest)
             requires = tuple(sorted({*held.manifest.requires, SETS}))
-            held.write(replace(held.manifest, requires=requires))
+            # with a copy, or a damaged one could not be restored
+            after, keep = replace(held.manifest, requires=requires), bool(held.manifest.index)
+            held.write(after, keep=keep)
 
 
 def name_set(directory: Path) -> None:

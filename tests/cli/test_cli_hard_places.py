@@ -95,12 +95,23 @@ def test_lost_files_are_not_counted_as_no_damage(cache: Path) -> None:
 
 
 def test_no_repair_is_offered_that_would_be_refused(cache: Path) -> None:
-    flip(cache / "featcache.json", 40)
+    (cache / "featcache.json").write_bytes(b"")
     found = run("verify", cache)
     assert found.code == 1
     assert "put a good copy of it back" in found.out
     assert found.err == ""
     assert run("repair", cache, "--dry-run").code == 2
+
+
+def test_a_damaged_manifest_is_repaired_from_its_copy(cache: Path) -> None:
+    flip(cache / "featcache.json", 40)
+    found = run("verify", cache)
+    assert found.code == 1
+    assert "featcache repair restores it" in found.out
+    assert "featcache.json" in run("repair", cache, "--dry-run").out
+    assert run("verify", cache).code == 1  # that only looked
+    assert run("repair", cache).code == 0
+    assert run("verify", cache).code == 0
 
 
 def test_one_cache_that_cannot_be_verified_keeps_no_other_from_it(tmp_path: Path) -> None:

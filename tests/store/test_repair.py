@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig, container_files
 from featcache.container_files import PAGE_BYTES, read_at
-from featcache.errors import CacheError, CacheLockedError
+from featcache.errors import CacheError, CacheLockedError, CorruptCacheError
 from featcache.format.columns import ColumnFile
 from featcache.format.index import Stamps
 from featcache.format.manifest import manifest_file, read_manifest
@@ -335,6 +336,61 @@ def test_a_cache_whose_utterances_are_all_saved_stays_complete(
             before.failed,
             before.expected,
         )
+
+
+@pytest.mark.parametrize("harm", ["flip", "first", "cut"])
+def test_a_damaged_manifest_is_restored_where_something_proves_its_copy(
+    rich: Path, tmp_path: Path, harm: str
+) -> None:
+    path = Path(shutil.copytree(rich, tmp_path / "cache"))
+    file, good = path / "featcache.json", (path / "featcache.json").read_bytes()
+    HARM[harm](file)
+    damaged, untouched = file.read_bytes(), snapshot(path)
+    with pytest.raises(CorruptCacheError, match="repair"):
+        featcache.open(path)
+    looked = repair(path, dry_run=True)
+    assert snapshot(path) == untouched
+    outcome = repair(path)
+    assert outcome == replace(looked, done=True)
+    assert outcome.rebuilt == ("featcache.json",)
+    assert (outcome.lost, outcome.saved) == ((), 33)
+    assert [(path / each).read_bytes() for each in outcome.set_aside] == [damaged]
+    assert file.read_bytes() == good
+    assert repair(path).is_whole
+    assert_same(contents(path), contents(rich))
+    HARM[harm](file)  # another time nothing is lost, either: tags are those of the copy
+    (path / manifest_file(read_manifest(rich).tags["v1"])).unlink()
+    assert "v1" in repair(path).left[0]
+
+
+def test_no_copy_is_guessed_for_a_manifest_that_was_another_one(
+    plain: Path, tmp_path: Path
+) -> None:
+    CacheWriter(plain, LAYOUTS["memmap"], {"model": "other"}, overwrite=True).abort()
+    empty = make(tmp_path / "empty", LAYOUTS["memmap"], ids=IDS[:4])
+    (empty / "featcache.json").write_bytes(b"")
+    flip(plain / "featcache.json")
+    for path in (plain, empty):
+        untouched = snapshot(path)
+        for dry_run in (True, False):
+            with pytest.raises(CorruptCacheError, match=r"put a good copy .*'manifests'"):
+                repair(path, dry_run=dry_run)
+        assert {**snapshot(path), "writer.lock": b""} == {**untouched, "writer.lock": b""}
+
+
+def test_damaged_manifests_of_feature_sets_are_restored(plain: Path) -> None:
+    energy = FeatureStorageConfig("energy", time_axis=None)
+    with CacheWriter(plain, [energy], {"model": "none"}) as writer:
+        for id in IDS:
+            writer.write(id, {"energy": np.ones(3, np.float32)})
+    before = contents(plain)
+    for path in (plain, plain / "sets/energy"):
+        flip(path / "featcache.json")
+    outcome = repair(plain)
+    assert outcome.rebuilt == ("featcache.json", "sets/energy/featcache.json")
+    assert outcome.lost == ()
+    assert_same(contents(plain), before)
+    assert repair(plain).is_whole
 
 
 def test_the_lost_manifest_of_a_tag_is_left_to_a_person_and_nothing_of_it_goes(
