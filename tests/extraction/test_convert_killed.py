@@ -66,7 +66,14 @@ def test_a_stopped_copy_keeps_what_it_had_copied(tmp_path: Path, way: str, backe
     native = make_source(tmp_path / "native", ["fbank", "units"])
     fbank = FeatureStorageConfig("fbank", backend=backend, frame_s=0.01, dims=[8])
     source = featcache.convert(native, tmp_path / "a", features=[fbank, "units"], progressbar=False)
-    command = [sys.executable, "-c", STOPPED, str(tmp_path / "a"), str(tmp_path / "b"), way]
+    command: list[str] = [
+        sys.executable,
+        "-c",
+        STOPPED,
+        str(tmp_path / "a"),
+        str(tmp_path / "b"),
+        way,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == -getattr(signal, f"SIG{way}"), done.stderr
     if way == "KILL":
