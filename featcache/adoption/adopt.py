@@ -61,7 +61,7 @@ from featcache.writing.compact import seal_adopted
 from featcache.writing.held import HeldCache
 from featcache.writing.open_part import Declarations
 from featcache.writing.session import session_of
-from featcache.writing.sets import directory_to_write
+from featcache.writing.sets import directory_to_write, has_none_of
 
 # Publishing what an adopted source holds, as the first generation of a cache or of a build.
 
@@ -91,6 +91,11 @@ def publish_adopted(
         raise CacheError(
             f"cache {str(directory)!r} holds something already; give another directory, or "
             "overwrite=True to replace it"
+        )
+    if directory != cache and (other := has_none_of(cache, index.hashes)):
+        raise CacheError(
+            f"{str(other)!r} holds other utterances, none of these: together they would show none; "
+            "give another directory, or adopt features of the same ids"
         )
     made_from = {ADOPTED: source.kind}
     with (
@@ -358,7 +363,8 @@ def adopt(
         overwrite: replace what the cache holds, such as what the source was before it changed.
 
     Raises `AdoptionError` for what cannot be adopted, naming id or file and what to do,
-    `CacheError` for a cache that holds something already.
+    `CacheError` for a cache that holds the feature already, or other utterances: what is adopted
+    into a cache of the same ids is added to its features.
 
     >>> import numpy as np
     >>> from tempfile import TemporaryDirectory

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from featcache.container_files.lock import HOLDER, WriterLock
 from featcache.errors import ConfigError, NotACacheError
 from featcache.format.feature_sets import last_edits, set_names, stored_sets, write_outer
 from featcache.format.files import check_own_directory, explained, make_directory, remove_unfinished
+from featcache.format.index import Hashes
 from featcache.format.manifest import (
     INDEX,
     KEPT_FILE,
@@ -31,10 +35,13 @@ from featcache.format.manifest import (
     settle,
 )
 from featcache.format.part import committed_builds
+from featcache.reading.generation import Generation
 from featcache.writing.held import README, HeldCache, remove_superseded, write_readme
 
 # The directory of a cache: made, or seen to be a cache or empty, before a writer begins.
 
+_log = logging.getLogger("featcache")
+MOST_TRIED = 1000  # utterances that are looked for in another set before all are
 OTHERS = "work-"  # names in a cache directory that begin so are those of whoever works there
 
 
@@ -129,18 +136,44 @@ def _begin_sets(cache: Path) -> None:
 def name_set(directory: Path) -> None:
     """Show readers of a cache a set that was added, which is whole now.
 
-    A set without utterances stays aside, or the cache would have none, either.
+    A set without utterances stays aside, or the cache would have none, either; so does one that has
+    none in common with another set, which a warning tells.
     """
     cache = cache_of_set(directory)
     if cache is None or directory.name in (set_names(cache) or ()):
         return
-    if read_manifest(directory).rows:
+    manifest = read_manifest(directory)
+    if not manifest.rows:
+        return
+    if other := has_none_of(cache, Generation.at(directory, current=manifest).index.hashes):
+        _log.warning(
+            "%s of cache %r: stored, and not shown, since %r and they have no utterance in common; "
+            "store features of the same ids, or those of others in a cache of their own",
+            ", ".join(map(repr, manifest.features)),
+            str(cache),
+            str(other),
+        )
+    else:
         with (
             explained(cache, lambda: "all that was committed is kept"),
             WriterLock(cache / SETS, PATIENCE_S),
         ):
             names = dict.fromkeys((*(set_names(cache) or ()), directory.name))
             write_outer(cache, **{SETS: [*names]})
+
+
+def has_none_of(cache: Path, hashes: Hashes) -> Path | None:
+    """Return the feature set that readers see and that has none of some utterances, by hash.
+
+    None where all have some, and where there are no utterances.
+    """
+    names = set_names(cache) or ()
+    for path, manifest in stored_sets(cache):
+        if manifest.rows and len(hashes) and (path == cache or path.name in names):
+            theirs = Generation.at(path, current=manifest).index.hashes
+            if not np.isin(hashes[:MOST_TRIED], theirs).any() and not np.isin(hashes, theirs).any():
+                return path
+    return None
 
 
 def clear_up(directory: Path) -> None:

@@ -14,7 +14,7 @@ from npy_folders import save_all
 from numpy.typing import NDArray
 
 import featcache
-from featcache.errors import AdoptionError, ConfigError
+from featcache.errors import AdoptionError, CacheError, ConfigError
 
 Arrays = dict[str, NDArray[Any]]
 MEL: Arrays = {f"utt_{n}": np.full((4 + 3 * n, 5), n, np.float32) for n in range(6)}
@@ -152,3 +152,19 @@ def test_one_file_of_tensors_by_id_is_adopted_by_its_name(tmp_path: Path) -> Non
     torch.save(tensors["spk0-utt00"], tmp_path / "all" / "emb.pt")
     with adopted(tmp_path / "all" / "emb.pt", tmp_path / "three") as cache:
         assert_holds(cache, "feats", {"emb": arrays["spk0-utt00"]})
+
+
+def test_what_is_adopted_into_a_cache_of_other_utterances_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mel").mkdir()
+    (tmp_path / "other").mkdir()
+    save_all(tmp_path / "mel", MEL)
+    save_all(tmp_path / "other", {f"x{id}": array for id, array in PITCH.items()})
+    cache = featcache.adopt(tmp_path / "mel", tmp_path / "cache", feature="mel")
+    with pytest.raises(CacheError, match="holds other utterances, none of these"):
+        featcache.adopt(tmp_path / "other", tmp_path / "cache", feature="pitch")
+    assert list(featcache.open(tmp_path / "cache")) == list(cache)
+    (tmp_path / "pitch").mkdir()
+    save_all(tmp_path / "pitch", PITCH)
+    both = featcache.adopt(tmp_path / "pitch", tmp_path / "cache", feature="pitch")
+    assert both.features == ("mel", "pitch")
+    assert list(both) == list(cache)

@@ -114,7 +114,8 @@ def test_the_loader_of_the_block_trains_the_brain_with_labels(tmp_path: Path) ->
     names = make_recipe(tmp_path)
     exec(USE, names)
     counter = sb.utils.epoch_loop.EpochCounter(1)
-    names |= {"epoch_counter": counter, "valid": None}
+    names["hparams"] = {**names["hparams"], "epoch_counter": counter}
+    names["valid_set"] = None
     del names["brain"].losses
     exec(LOADER, names)
     assert names["brain"].losses[sb.Stage.TRAIN] > 0

@@ -93,6 +93,21 @@ def test_a_set_without_utterances_hides_none_of_the_others(cache: Path) -> None:
     assert list(after) == list(before)
 
 
+def test_a_set_of_other_utterances_hides_none_of_those_there(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = featcache.open(cache)
+    with CacheWriter(cache, [ENERGY], FINGERPRINT) as writer:
+        writer.write("elsewhere", energy_of(0))
+    assert "'energy'" in caplog.text
+    assert "no utterance in common" in caplog.text
+    after = featcache.open(cache)
+    assert (list(after), after.features, after.complete) == (list(before), before.features, True)
+    with CacheWriter(cache, [ENERGY], FINGERPRINT) as writer:
+        writer.write(id_of(3), energy_of(3))
+    assert list(featcache.open(cache)) == [id_of(3)]
+
+
 def test_rows_are_the_ids_that_all_sets_have_and_the_rest_is_listed(cache: Path) -> None:
     add(cache, range(4, 12))
     opened = featcache.open(cache, verify="arrays", check_reads=True)
