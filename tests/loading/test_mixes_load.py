@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import islice, product
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from loader_helpers import through_workers
 from store_helpers import arrays_of, make_cache
 from torch.utils.data import DataLoader
 
@@ -111,30 +111,9 @@ def test_wherever_the_epoch_was_stopped(
 def test_through_the_workers_of_a_data_loader(
     mixes: dict[str, FeatureTable], kind: str, ranks: int, workers: int
 ) -> None:
-    table, batches, states = mixes[kind], [], []
+    table = mixes[kind]
     random = np.random.default_rng((ranks, workers, KINDS.index(kind)))
-    others, seed = (ranks + int(random.integers(2))) % 3 + 1, int(random.integers(9))
-
-    def loader(sampler: Any, workers: int) -> DataLoader[Any]:
-        return DataLoader(
-            FeatureDataset(table),
-            batch_sampler=sampler,
-            num_workers=workers,
-            collate_fn=FeatureDataset.collate,
-            multiprocessing_context=multiprocessing.get_context("fork") if workers else None,
-        )
-
-    samplers = samplers_of(table, ranks, seed)
-    steps = int(random.integers(len(samplers[0])))
-    for sampler in samplers:
-        iterator = iter(loader(sampler, workers))
-        batches += [next(iterator) for _ in range(steps)]
-        states.append(sampler.state_dict(steps=steps))
-    assert all(state == states[0] for state in states)
-    assert table.plan is not None
-    others = min(others, table.plan.size - states[0]["position"])  # too few to share are refused
-    for sampler in samplers_of(table, others, seed, states[0]):
-        batches += loader(sampler, min(workers, 1))
+    batches, seed = through_workers(table, samplers_of, random, ranks=ranks, workers=workers)
     assert_planned(batches, table, seed)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from itertools import product
 from typing import Any
 
@@ -11,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from loader_helpers import through_workers
 from view_helpers import KINDS, assert_holds, samplers_of, views_of, whole_table
 
-from featcache import FeatureDataset, FeatureLoader, FeatureTable
+from featcache import FeatureLoader, FeatureTable
 
 
 @pytest.fixture(scope="module")
@@ -70,27 +69,7 @@ def test_wherever_the_epoch_was_stopped(
 def test_through_the_workers_of_a_data_loader(
     views: dict[str, FeatureTable], kind: str, ranks: int, workers: int
 ) -> None:
-    table, batches, states = views[kind], [], []
+    table = views[kind]
     random = np.random.default_rng((ranks, workers, KINDS.index(kind)))
-    others, seed = (ranks + int(random.integers(2))) % 3 + 1, int(random.integers(9))
-
-    def loader(sampler: Any, workers: int) -> DataLoader[Any]:
-        return DataLoader(
-            FeatureDataset(table),
-            batch_sampler=sampler,
-            num_workers=workers,
-            collate_fn=FeatureDataset.collate,
-            multiprocessing_context=multiprocessing.get_context("fork") if workers else None,
-        )
-
-    samplers = samplers_of(table, ranks, seed)
-    steps = int(random.integers(len(samplers[0])))
-    for sampler in samplers:
-        iterator = iter(loader(sampler, workers))
-        batches += [next(iterator) for _ in range(steps)]
-        states.append(sampler.state_dict(steps=steps))
-    assert all(state == states[0] for state in states)
-    others = min(others, len(table) - states[0]["position"])  # too few to share are refused
-    for sampler in samplers_of(table, others, seed, states[0]):
-        batches += loader(sampler, min(workers, 1))
+    batches, _ = through_workers(table, samplers_of, random, ranks=ranks, workers=workers)
     assert_once(batches, table)
