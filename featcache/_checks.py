@@ -103,6 +103,11 @@ def directory(path: str | PathLike[str], what: str) -> Path:
     text = os.fspath(path) if isinstance(path, str | PathLike) else path
     if not isinstance(text, str) or not text:
         raise ConfigError(f"{what} is given as the path of a directory, not {path!r}")
+    if "://" in text:
+        raise ConfigError(
+            f"{what} is given here as the path of a directory, not as a URL; of a cache in an "
+            "object store, give what featcache.open(url) returns"
+        )
     expanded = os.path.expanduser(text)  # noqa: PTH111  # pathlib would expand './~', too
     if expanded.startswith("~"):
         raise ConfigError(

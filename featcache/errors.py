@@ -21,7 +21,8 @@
     │   ├── CorruptCacheError                bytes are not what was written
     │   ├── StaleCacheError                  made from something else than what is declared now
     │   ├── CacheLockedError                 another writer is at work
-    │   └── StorageFullError                 no space left for what is coming
+    │   ├── StorageFullError                 no space left for what is coming
+    │   └── RemoteError                      a store that does not answer, or refuses
     └── IncompleteError (RuntimeError)       an extraction or a cache that lacks utterances
 """
 
@@ -143,6 +144,10 @@ class CacheLockedError(CacheError):
 
 class StorageFullError(CacheError):
     """No space is left for what is coming."""
+
+
+class RemoteError(CacheError):
+    """An object store that does not answer, refuses, or gives less than was asked for."""
 
 
 class IncompleteError(FeatcacheError, RuntimeError):

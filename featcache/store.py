@@ -8,12 +8,12 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from featcache._checks import directory
 from featcache._progress import bar
 from featcache.container_files.lock import at_work
-from featcache.errors import CacheError, UnknownNameError, nearest
+from featcache.errors import CacheError, ConfigError, UnknownNameError, nearest
 from featcache.format.feature_sets import stored_sets, tags_of_sets
 from featcache.format.files import reading
 from featcache.reading.containers import NO_ROOTS, absolute_roots
@@ -27,7 +27,9 @@ from featcache.reading.opening import (
     open_generation,
 )
 from featcache.reading.reader import FeatureReader
+from featcache.reading.shell import RemoteCache
 from featcache.reading.verify import WHAT_TO_DO, raise_damage, tell_unequal_ends
+from featcache.remote import DEFAULT, RemoteOptions, RemotePlace, is_url, with_pages
 from featcache.tables.selection import Selection
 from featcache.tables.shown import cache_line, table_html
 from featcache.tables.table import FeatureTable
@@ -68,6 +70,7 @@ class Cache(FeatureTable):
     @contextmanager
     def _editing(self, what: str) -> Iterator[None]:
         """Refuse an edit of a version; read the generation that an edit publishes."""
+        self._require_here(what)
         if self.version is not None:
             raise CacheError(
                 f"version {self.version!r} of cache {str(self.path)!r} does not change; open the "
@@ -79,6 +82,14 @@ class Cache(FeatureTable):
             self.refresh()
         finally:
             self._edits.pop()
+
+    def _require_here(self, what: str) -> None:
+        remote = self.opened.settings.remote
+        if remote is not None:
+            raise CacheError(
+                f"cache {remote.place.url!r} lies in an object store, where it is only read; "
+                f"{what} where it was made, and push it again"
+            )
 
     def __reduce__(self) -> tuple[object, ...]:
         how = Expectation.of_opened(self.opened), OpenSettings.of(self.opened)
@@ -267,6 +278,7 @@ class Cache(FeatureTable):
 
         roots = self.opened.settings.roots
         if dry_run:
+            self._require_here("repair it")
             return repair(self.path, roots, dry_run=True)
         with self._editing("repair it"):
             return repair(self.path, roots)
@@ -285,12 +297,14 @@ class Cache(FeatureTable):
         """
         from featcache.writing import edit
 
+        self._require_here("tag it")
         edit.tag(self.path, name, self.opened.names)
 
     def untag(self, name: str) -> None:
         """Take a tag away, and remove what only that kept."""
         from featcache.writing import edit
 
+        self._require_here("untag it")
         edit.untag(self.path, name)
 
     def compact(self, *, drop_tags: bool = False) -> None:
@@ -321,11 +335,12 @@ def open(
     version: str | None = None,
     mapped: bool = True,
     roots: Mapping[str, CachePath] = NO_ROOTS,
+    remote: RemoteOptions = DEFAULT,
 ) -> Cache:
     """Open a cache for reading; `with featcache.open(path) as cache:` closes it, too.
 
     Args:
-        path: the cache directory.
+        path: the cache directory, or its URL in an object store: `"s3://bucket/train"`.
         verify: None checks the size of each file when it is first read; "columns" those of all
             files now, and the checksums of index and statistics; "arrays" those of every byte of
             every file, which reads the whole cache. All damage is told at once. Utterances whose
@@ -342,14 +357,24 @@ def open(
             file that shrinks kills the process with SIGBUS.
         roots: where adopted sources lie now, by the keys that the cache has for them
             (`adopted.json`), if they lie elsewhere than when they were adopted.
+        remote: of a URL: where pages of it are kept, and how its store is asked.
 
     Raises `StaleCacheError`, with the differences, for a cache that was made from something else
     than is expected; `NotACacheError`, `FormatVersionError` or `CorruptCacheError`.
     """
     if verify not in (None, *VERIFY):
         raise UnknownNameError(f"verify has no level {verify!r}; {nearest(verify, VERIFY)}")
-    place = directory(path, "a cache").absolute()
     settings = OpenSettings(mapped, check_reads, version=version, roots=absolute_roots(roots))
+    if is_url(path):
+        there = RemoteCache(with_pages(RemotePlace.of(cast(str, path), remote)))
+        place, settings = there.directory, settings._replace(remote=there)
+        if verify is not None:
+            raise ConfigError(
+                f"verify={verify!r} reads a whole cache, and {str(path)!r} is behind a URL; "
+                "check_reads=True compares what is read"
+            )
+    else:
+        place = directory(path, "a cache").absolute()
     cache = open_with(place, Expectation.of(expect), settings)
     if verify is not None:
         if verify == "arrays":

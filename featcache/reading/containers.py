@@ -41,6 +41,7 @@ from featcache.format.files import (
 from featcache.format.index import ContainerColumns
 from featcache.format.manifest import PartEntry
 from featcache.interface import Bytes
+from featcache.remote import RemoteFiles
 
 # Roots: the directories that adopted parts' containers lie below.
 #
@@ -257,6 +258,7 @@ class Containers:
         adopted: those of them that lie elsewhere. An open one that has changed since is an error
             within a second of its next read.
         check_reads: look at these at every read.
+        remote: their bytes, where they lie in an object store.
     """
 
     def __init__(
@@ -266,15 +268,17 @@ class Containers:
         mapped: bool = True,
         adopted: AdoptedFiles | None = None,
         check_reads: bool = False,
+        remote: RemoteFiles | None = None,
     ) -> None:
         self._root = root
+        self._remote = remote
         self.adopted = adopted
         self._path_of = columns.path
         self._sizes = cast(Sequence[int], columns.sizes.data)
         self._mapped = mapped
-        self._open: dict[int, _File] = {}
+        self._open: dict[int, _File | _RemoteFile] = {}
         # of a cache's own files nothing is asked: every microsecond of a read counts
-        self._held: Callable[[int], _File | None] = self._open.get
+        self._held: Callable[[int], _File | _RemoteFile | None] = self._open.get
         if adopted is not None:
             self._held = _Unchanged(self._open, 0.0 if check_reads else LOOK_AGAIN_S)
         self._missed = False
@@ -341,6 +345,11 @@ class Containers:
         To look whether bytes are in memory takes 1 us a piece, to ask for them 4 us even where they
         are: so while the last look found nothing missing, only a few pieces are looked at.
         """
+        if self._remote is not None:
+            for piece in pieces:
+                self.check(*piece)
+            self._remote.prefetch(pieces)
+            return
         looked_at = pieces if self._missed else pieces[:: max(len(pieces) // LOOK_AT, 1)]
         self._missed = not all(
             self._file_of(piece).has(piece[1] + piece[2] // 2) for piece in looked_at
@@ -369,22 +378,24 @@ class Containers:
         self._closed = True
         self.let_go()
 
-    def _file(self, container: int) -> _File:
+    def _file(self, container: int) -> _File | _RemoteFile:
         file = self._held(container) or self._start(container)
         file.used = True
         return file
 
-    def _file_of(self, piece: Piece) -> _File:
+    def _file_of(self, piece: Piece) -> _File | _RemoteFile:
         """Return the file of a piece that it has: the system takes no offset beyond 2^63."""
         self.check(*piece)
         return self._file(piece[0])
 
-    def _start(self, container: int) -> _File:
+    def _start(self, container: int) -> _File | _RemoteFile:
         if self._closed:
             raise ClosedError(f"cache {str(self._root)!r} is closed; open it again")
         # no lock: two threads may open a file twice at worst, but a process forked meanwhile would
         # wait for ever
         self.check(container, 0, 0)
+        if self._remote is not None:
+            return self._open.setdefault(container, _RemoteFile(self._remote, container))
         try:
             file = self._open_file(container)
         except OSError as error:
@@ -500,6 +511,27 @@ class _File:
         close(self._descriptor)  # when the interpreter ends, `os` may be gone before this
 
 
+class _RemoteFile:
+    """A container in an object store, read by ranges."""
+
+    mapped: Bytes | None = None
+    memory: memoryview | None = None
+    state: State | None = None
+
+    def __init__(self, files: RemoteFiles, number: int) -> None:
+        self.used = True
+        self._files, self._number = files, number
+
+    def read_into(self, offset: int, out: Bytes) -> None:
+        self._files.read_into(self._number, offset, out)
+
+    def has(self, offset: int) -> bool:
+        return True  # what is lacking is asked for together, not file by file
+
+    def start_reading(self, offset: int, nbytes: int) -> None:
+        pass
+
+
 class _Unchanged:
     """Gives files that are open, of the adopted ones those that are as they were when opened.
 
@@ -508,15 +540,15 @@ class _Unchanged:
         seconds: for so long at most an adopted file is not looked at again while it is read.
     """
 
-    def __init__(self, files: dict[int, _File], seconds: float) -> None:
+    def __init__(self, files: dict[int, _File | _RemoteFile], seconds: float) -> None:
         self._files = files
         self._seconds = seconds
         self._pause_ends = 0.0
 
-    def __call__(self, container: int) -> _File | None:
+    def __call__(self, container: int) -> _File | _RemoteFile | None:
         """Return an open file; None where it is to be opened, which tells what has changed."""
         file = self._files.get(container)
-        if file is None or file.state is None:
+        if file is None or isinstance(file, _RemoteFile) or file.state is None:
             return file
         begin = time.monotonic()
         if begin < self._pause_ends and begin - file.looked_at < self._seconds:

@@ -29,6 +29,7 @@ from featcache.format.manifest import Manifest, manifest_file, read_kept, read_m
 from featcache.interface import Ints
 from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Containers, Roots
 from featcache.reading.feature_arrays import Checks, FeatureArrays, arrays_of
+from featcache.reading.shell import RemoteCache
 from featcache.reading.verify import raise_damage
 from featcache.stats import FeatureStats
 
@@ -109,6 +110,7 @@ class OpenSettings(NamedTuple):
     version: str | None = None  # a tag; None: the current generation
     names: tuple[str, ...] = ()  # generations that were open before, where they are still there
     roots: Roots = NO_ROOTS  # places of adopted sources, by key
+    remote: RemoteCache | None = None  # where it lies, if not here: the path is that of its shell
 
     @classmethod
     def of(cls, opened: Generation) -> OpenSettings:
@@ -182,9 +184,12 @@ class Generation:
         manifest, index, failed, file = opened_columns(path, mapped, check_reads, name, current)
         columns = index.containers
         adopted = AdoptedFiles.of(path, manifest.parts, columns, settings.roots)
-        containers = Containers(path, columns, mapped, adopted, check_reads)
+        files = None if settings.remote is None else settings.remote.files(path, columns)
+        containers = Containers(path, columns, mapped, adopted, check_reads, files)
         if check_reads:
             _require_collected(path, [manifest], "check_reads")
+            if settings.remote is not None:
+                settings.remote.fetch_checksums(path, manifest)
         checks = Checks(path, manifest, columns, containers) if check_reads else None
         features = arrays_of(manifest, index, containers, checks)
         contents = Contents(manifest, index, failed, features)

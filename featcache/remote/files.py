@@ -1,0 +1,142 @@
+"""Files that lie in an object store: fetched by ranges, planned together, kept as pages."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+
+from featcache.interface import Bytes
+from featcache.remote.io import Requests
+from featcache.remote.pages import Pages
+from featcache.remote.places import RemotePlace
+from featcache.remote.ranges import Request, planned
+
+MOST_BYTES = 16 << 20  # of a request
+EXTRA = 0.05  # of what is asked for, in gaps between pieces
+Piece = tuple[int, int, int]  # file, offset, nbytes
+
+
+class RemoteFiles:
+    """Bytes of numbered files below a place; safe to share between threads.
+
+    Args:
+        requests: of the place.
+        pages: what is here already, and what is kept.
+        name: of a file, its path below the place.
+        key: of a file, under which its pages are kept: another content has another one.
+        size: of a file, in bytes.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        pages: Pages,
+        name: Callable[[int], str],
+        key: Callable[[int], str],
+        size: Callable[[int], int],
+    ) -> None:
+        self._requests, self._pages = requests, pages
+        self._name, self._key, self._size = name, key, size
+        self._lock = threading.RLock()  # an answer may be there at once
+        self._under_way: dict[int, dict[Request, Future[None]]] = {}
+
+    @property
+    def place(self) -> RemotePlace:
+        """The place that they lie in."""
+        return self._requests.place
+
+    def prefetch(self, pieces: Iterable[Piece]) -> None:
+        """Ask for what is not here of some pieces, in as few requests as pay, without waiting."""
+        lacking = []
+        with self._lock:
+            for file, offset, nbytes in pieces:
+                for begin, end in self._pages.missing(self._key(file), offset, offset + nbytes):
+                    if self._covering(file, begin) is None:
+                        lacking.append((file, begin, end - begin))
+            for request in planned(lacking, self._requests.gap_bytes(), MOST_BYTES, EXTRA):
+                self._begin(request)
+
+    def read_into(self, file: int, offset: int, out: Bytes) -> None:
+        """Copy bytes of a file, fetched where they are not here."""
+        while lacking := self._pages.read_into(self._key(file), offset, out):
+            waiting: list[Future[None]] = []
+            with self._lock:
+                for begin, end in lacking:
+                    if (answer := self._covering(file, begin)) is None:
+                        pieces = planned([(file, begin, end - begin)], 0, MOST_BYTES, 0.0)
+                        waiting += map(self._begin, pieces)
+                    else:
+                        waiting.append(answer)
+            for answer in waiting:
+                answer.result()
+        self._requests.counts.read_bytes += len(out)
+
+    def _covering(self, file: int, begin: int) -> Future[None] | None:
+        """Return the request under way that a byte comes with."""
+        for request, answer in self._under_way.get(file, {}).items():
+            if request.begin <= begin < request.end:
+                return answer
+        return None
+
+    def _begin(self, request: Request) -> Future[None]:
+        """Ask for bytes; the future is done once they are pages."""
+        file, kept = request.file, Future[None]()
+        self._under_way.setdefault(file, {})[request] = kept
+        answer = self._requests.some(self._name(file), request.begin, request.end, self._size(file))
+        answer.add_done_callback(partial(self._keep, request, kept))
+        return kept
+
+    def _keep(self, request: Request, kept: Future[None], answer: Future[memoryview]) -> None:
+        try:
+            self._pages.write(self._key(request.file), request.begin, answer.result())
+        except BaseException as error:  # raised where the bytes are wanted
+            self._done(request)
+            kept.set_exception(error)
+        else:
+            self._done(request)
+            kept.set_result(None)
+
+    def _done(self, request: Request) -> None:
+        with self._lock:
+            self._under_way.get(request.file, {}).pop(request, None)
+
+    def close(self) -> None:
+        """Forget what is under way."""
+        with self._lock:
+            self._under_way.clear()
+
+
+def with_pages(place: RemotePlace) -> RemotePlace:
+    """Return a place that names a directory for its pages: of this process, where it had none."""
+    if place.options.pages is not None:
+        directory = Path(place.options.pages).expanduser().absolute()
+        directory.mkdir(parents=True, exist_ok=True)
+        return replace(place, options=replace(place.options, pages=str(directory)))
+    name = tempfile.mkdtemp(prefix="featcache-pages-")
+    atexit.register(_remove_of, os.getpid(), name)
+    return replace(place, options=replace(place.options, pages=name))
+
+
+def _remove_of(process: int, name: str) -> None:
+    if process == os.getpid():  # and of no fork
+        shutil.rmtree(name, ignore_errors=True)
+
+
+@cache
+def pages_at(directory: str, budget_bytes: int, floor_bytes: int) -> Pages:
+    """Return the pages of a directory, the same at each call: they know what is in use."""
+    return Pages(Path(directory), budget_bytes, floor_bytes)
+
+
+@cache
+def requests_to(place: RemotePlace) -> Requests:
+    """Return what asks a place, the same at each call: it keeps connections."""
+    return Requests(place)

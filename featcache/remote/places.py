@@ -1,0 +1,154 @@
+"""Places in object stores: URLs, how they are reached, and the store behind one.
+
+A store holds secrets: it is never pickled, printed or logged. The URL is, which therefore has none.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from featcache.errors import ConfigError, MissingDependencyError, RemoteError
+
+SCHEMES = ("s3", "gs", "az", "http", "https")
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+@dataclass(frozen=True)
+class RemoteOptions:
+    """Options of a cache behind a URL: where pages of it are kept, and how its store is asked.
+
+    Credentials are not among them: they come from where the store's own tools take them
+    (environment, profile, role of the machine).
+
+    Args:
+        pages: directory on a local disk for what was read; several processes share it. None: a
+            directory of this process alone, gone when it ends.
+        budget_bytes: most bytes that are kept there; those used longest ago are removed first.
+        floor_bytes: least free bytes that are left on that disk.
+        anonymous: send no credentials, for public buckets.
+        endpoint: URL of a server that speaks S3, other than Amazon's; `http://` ones, too.
+        region: of an S3 bucket; None: as the environment says.
+        concurrency: most requests at a time.
+        gap_bytes: bytes between two wanted pieces that are read with them, to save a request; never
+            more than 5 % of all. None: as many as pay, by the measured speed and latency.
+        timeout_s: seconds after which a request without any answer is tried again.
+        retry_s: seconds of trying again, after which an error is raised.
+    """
+
+    pages: str | os.PathLike[str] | None = None
+    budget_bytes: int = 64 << 30
+    floor_bytes: int = 1 << 30
+    anonymous: bool = False
+    endpoint: str | None = None
+    region: str | None = None
+    concurrency: int = 64
+    gap_bytes: int | None = None
+    timeout_s: float = 30.0
+    retry_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.budget_bytes < 0 or self.floor_bytes < 0 or (self.gap_bytes or 0) < 0:
+            raise ConfigError("budget_bytes, floor_bytes and gap_bytes: none can be negative")
+        if self.concurrency < 1:
+            raise ConfigError(f"concurrency={self.concurrency}: one request at a time at least")
+        if self.timeout_s <= 0 or self.retry_s <= 0:
+            raise ConfigError("timeout_s and retry_s are seconds, more than 0")
+
+
+DEFAULT = RemoteOptions()
+
+
+def is_url(path: object) -> bool:
+    """Whether something is a URL, and no path.
+
+    >>> is_url("s3://bucket/train"), is_url("features/train")
+    (True, False)
+    """
+    return isinstance(path, str) and URL.match(path) is not None
+
+
+@dataclass(frozen=True)
+class RemotePlace:
+    """A directory in an object store.
+
+    Args:
+        url: its URL, without a slash at the end; it holds no secret.
+        options: how it is reached.
+    """
+
+    url: str
+    options: RemoteOptions = DEFAULT
+
+    @classmethod
+    def of(cls, url: str, options: RemoteOptions = DEFAULT) -> RemotePlace:
+        """Return the place of a URL; raises `ConfigError` for one that is none, or has secrets."""
+        parts = urlsplit(url)
+        if parts.scheme not in SCHEMES:
+            raise ConfigError(
+                f"{parts.scheme}:// is no store that caches are read from; "
+                f"there are {', '.join(SCHEMES)}"
+            )
+        if not parts.netloc:
+            raise ConfigError(f"{url!r} names no bucket or host")
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            raise ConfigError(
+                f"the URL of {parts.scheme}://{parts.hostname} has a user, a query or a fragment: "
+                "URLs are logged and stored, so they must hold no secret; give credentials through "
+                "the environment"
+            )
+        if any(name in (".", "..") for name in unquote(parts.path).split("/")):
+            raise ConfigError(f"{url!r} leads out of its bucket: '.' and '..' are no names there")
+        return cls(url.rstrip("/"), options)
+
+    def path(self, name: str) -> str:
+        """Return the path of a file below the place, within its store."""
+        prefix = unquote(urlsplit(self.url).path).strip("/")
+        return f"{prefix}/{name}" if prefix else name
+
+    def store(self) -> Any:
+        """Return the store, made anew.
+
+        Raises `MissingDependencyError` without obstore, `RemoteError` for lacking credentials.
+        """
+        try:
+            stores = importlib.import_module("obstore.store")
+        except ImportError as error:
+            raise MissingDependencyError(
+                "caches behind URLs need 'obstore'; try: pip install 'featcache[remote]'"
+            ) from error
+        parts, options = urlsplit(self.url), self.options
+        config: dict[str, Any] = {}
+        if options.anonymous and parts.scheme in ("s3", "gs", "az"):
+            config["skip_signature"] = True
+        if parts.scheme == "s3":
+            if options.endpoint is not None:
+                config |= {"endpoint": options.endpoint, "virtual_hosted_style_request": False}
+            if options.region is not None:
+                config["region"] = options.region
+        plain = (options.endpoint or self.url).startswith("http://")
+        try:
+            return stores.from_url(
+                f"{parts.scheme}://{parts.netloc}",
+                config=config or None,
+                client_options={
+                    "allow_http": plain,
+                    "timeout": timedelta(seconds=max(options.timeout_s, options.retry_s)),
+                    "read_timeout": timedelta(seconds=options.timeout_s),
+                    "pool_max_idle_per_host": str(options.concurrency),
+                },
+                retry_config={
+                    "max_retries": 10,
+                    "retry_timeout": timedelta(seconds=options.retry_s),
+                },
+            )
+        except Exception:  # whose words may hold secrets
+            raise RemoteError(
+                f"{self.url}: no store can be made of the settings in the environment; see whether "
+                "credentials are there and whole, or give RemoteOptions(anonymous=True)"
+            ) from None
