@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from featcache.errors import ClosedError, CorruptCacheError, RemoteError
@@ -23,6 +24,7 @@ from featcache.remote.places import RemotePlace
 
 T = TypeVar("T")
 STATUS = re.compile(r"\b([45]\d\d)\b")
+PIECE_BYTES = 16 << 20  # of an upload in pieces
 RECENT = 64  # requests, whose speed is that of now
 
 # One loop a process. What obstore began before a fork hangs in the child, and then in the parent:
@@ -117,6 +119,24 @@ class Requests:
         require_unforked(self.place.url)
         return begin(self._some(name, first, end, size))
 
+    def listed(self, prefix: str) -> dict[str, int]:
+        """Return the objects below a prefix of the place, and their sizes."""
+        require_unforked(self.place.url)
+        return begin(self._listed(prefix)).result()
+
+    def put(self, name: str, data: bytes | Path) -> Future[None]:
+        """Store an object that never changes, a file's bytes where a path is given."""
+        require_unforked(self.place.url)
+        return begin(self._put(name, data))
+
+    def replace(self, name: str, data: bytes, etag: str | None) -> None:
+        """Store an object in the place of the one with an ETag; None: where there is none.
+
+        Raises `FileExistsError` where another one is there.
+        """
+        require_unforked(self.place.url)
+        begin(self._replace(name, data, etag)).result()
+
     def gap_bytes(self) -> int:
         """Return the bytes that take as long as a request that is spared for them."""
         if self.place.options.gap_bytes is not None:
@@ -175,6 +195,35 @@ class Requests:
         self._note(len(data))
         return data
 
+    async def _listed(self, prefix: str) -> dict[str, int]:
+        path = self.place.path(prefix)
+        found: dict[str, int] = {}
+        try:
+            async for page in self._obstore.list(self._store, path):
+                found.update((each["path"], each["size"]) for each in page)
+        except Exception as error:
+            raise self._told(prefix, error) from None
+        below = len(path) - len(prefix)
+        return {name[below:]: size for name, size in found.items()}
+
+    async def _put(self, name: str, data: bytes | Path) -> None:
+        try:
+            async with self._limit():
+                await self._obstore.put_async(
+                    self._store, self.place.path(name), data, chunk_size=PIECE_BYTES
+                )
+        except Exception as error:
+            raise self._told(name, error) from None
+
+    async def _replace(self, name: str, data: bytes, etag: str | None) -> None:
+        mode = "create" if etag is None else {"e_tag": etag}
+        try:
+            await self._obstore.put_async(self._store, self.place.path(name), data, mode=mode)
+        except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
+            raise FileExistsError(f"{self.place.url}/{name}") from None
+        except Exception as error:
+            raise self._told(name, error) from None
+
     def _limit(self) -> asyncio.Semaphore:
         if self._room is None:
             self._room = asyncio.Semaphore(self.place.options.concurrency)
@@ -221,4 +270,4 @@ class Requests:
         if "range" in str(error).lower() and status is None:
             said = "it may not know ranges, which are needed"
         tried = f"{self.place.options.retry_s:g} s of trying"
-        return RemoteError(f"{where} cannot be read after up to {tried}: {said}")
+        return RemoteError(f"{where} cannot be reached after up to {tried}: {said}")
