@@ -19,7 +19,11 @@ import numpy as np
 
 RECORDED = Path(__file__).parent / "samplers" / "espnet_after_202511.json"
 SHAPES = ["feats_shape", "text_shape"]
-WAYS = ({}, {"sort_in_batch": "ascending"}, {"sort_batch": "descending", "drop_last": True})
+WAYS: tuple[dict[str, Any], ...] = (
+    {},
+    {"sort_in_batch": "ascending"},
+    {"sort_batch": "descending", "drop_last": True},
+)
 SIZES = {"batch_size": 4, "batch_bins": 90, "shape_files": SHAPES}
 
 

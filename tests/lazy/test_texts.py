@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from speechbrain.dataio.dataset import DynamicItemDataset
-from speechbrain.utils.data_pipeline import provides, takes
+from speechbrain.utils.data_pipeline import DynamicItem
 
 import featcache
 from featcache import FeatureStorageConfig
@@ -55,12 +55,11 @@ def test_texts_are_annotations_of_the_cache(tmp_path: Path) -> None:
 
 
 def test_a_cache_of_texts_alone_has_their_size_as_its_feature(tmp_path: Path) -> None:
-    @featcache.cache(tmp_path / "cache")
-    @takes("id", "words")
-    @provides("tokenized")
-    def tokenize(id: str, words: str) -> list[str]:
+    def words_of(id: str, words: str) -> list[str]:
         return words.split()
 
+    item = DynamicItem(["id", "words"], words_of, ["tokenized"])
+    tokenize = featcache.cache(tmp_path / "cache")(item)
     dataset = DynamicItemDataset({"utt-1": {"words": "a b"}, "utt-2": {"words": "c"}}, [tokenize])
     dataset.set_output_keys(["tokenized"])
     for _ in range(2):

@@ -23,7 +23,7 @@ RECIPE = ROOT / "recipes" / "quantization"
 
 @pytest.fixture(scope="module")
 def recipe() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("quantization_recipe", RECIPE / "train.py")
+    spec = importlib.util.spec_from_file_location("quantization_recipe", RECIPE / "quantize.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -79,7 +79,8 @@ def test_names_that_a_pattern_excludes_are_given_whole() -> None:
         ChunkIterFactory(data, 3, excluded_key_prefixes=["enroll_"], **given).excluded_key_pattern
         == "(enroll_[0-9]*)|(utt2category[0-9]*)|(utt2fs[0-9]*)"
     )
-    for wrong in ({"excluded_key_prefixes": ["b"]}, {}):
+    wrongs: list[Any] = [{"excluded_key_prefixes": ["b"]}, {}]
+    for wrong in wrongs:
         with pytest.raises(ConfigError, match="excluded_key_pattern"):
             ChunkIterFactory(data, 3, **given, **wrong, excluded_key_pattern="(")
 
@@ -106,7 +107,7 @@ def test_a_cache_gives_the_batches_of_its_shape_files(folder: Path, tmp_path: Pa
         named = [*build_batch_sampler(**args)]
         del args["shape_files"]
         rows = batch_list(args, dataset)
-        assert [[dataset.table.id(row) for row in batch] for batch in rows] == named, type
+        assert [[dataset.table.id(int(row)) for row in batch] for batch in rows] == named, type
         assert not {"u03", "u05", "u17"} & {str(id) for batch in named for id in batch}
 
 

@@ -1,6 +1,6 @@
 """Makes discrete tokens: k-means on SSL features that are computed once, into a cache.
 
-    python recipes/quantization/train.py recipes/quantization/hparams.yaml [--use_cache False]
+    python recipes/quantization/quantize.py recipes/quantization/hparams.yaml [--use_cache False]
 
 What SpeechBrain's recipes/*/quantization do, without running the encoder again in each epoch. Stop
 it at any moment and run it again: what is in the caches is not computed again.
@@ -18,7 +18,7 @@ from hyperpyyaml import load_hyperpyyaml
 from sklearn.cluster import MiniBatchKMeans
 from speechbrain.dataio.dataset import DynamicItemDataset
 from speechbrain.utils.data_pipeline import DynamicItem
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from transformers import AutoModel, HubertConfig, HubertModel
 
 import featcache
@@ -55,11 +55,18 @@ def encoder(name: str | None) -> torch.nn.Module:
     """Load an encoder of `transformers`, or make a small one of random weights."""
     if name is not None:
         return AutoModel.from_pretrained(name)  # type: ignore[no-any-return]
-    strides = {"conv_kernel": (10, 8, 8, 4), "conv_stride": (5, 4, 4, 2)}  # 20 ms of 8 kHz
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "conv_dim": (32,) * 4}
-    layers = {"num_hidden_layers": 3, "num_attention_heads": 4}
-    position = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}
-    return HubertModel(HubertConfig(**strides, **sizes, **layers, **position))
+    config = HubertConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        conv_dim=(32, 32, 32, 32),
+        conv_kernel=(10, 8, 8, 4),
+        conv_stride=(5, 4, 4, 2),  # 20 ms of 8 kHz
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4,
+    )
+    return HubertModel(config)
 
 
 class Tokens(torch.nn.Module):
