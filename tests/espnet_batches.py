@@ -50,9 +50,9 @@ def cases() -> list[dict[str, Any]]:
     for way in WAYS:
         folded = {"type": "folded", **SIZES, **way, "fold_lengths": [12, 4]}
         for category in (None, "utt2category"):
-            for least in (1, 3):
+            for least, size in ((1, 4), (3, 8), (4, 11)):
                 more = {"utt2category_file": category, "min_batch_size": least}
-                found.append({**folded, **more, "release": "202611"})
+                found.append({**folded, **more, "batch_size": size, "release": "202611"})
         for file in ("filtered", "nothing"):
             for type in ("unsorted", "sorted", "length", "numel"):
                 one = SHAPES[:1] if type == "numel" else SHAPES
