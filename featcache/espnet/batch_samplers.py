@@ -126,11 +126,13 @@ def build_batch_sampler(
     else:
         found = _found(type, shape_files, lengths)
     codes = _codes(found, categories, utt2category_file if type == "folded" else None)
-    rows = found.without(filtered_key_file)
+    rows = None if filtered_key_file is None else found.without(str(filtered_key_file))
     if type in _WEIGHTED:
         # ESPnet's "length_weighted" has drawn once more, when it was made
         seed = epoch_seed(epoch_seed(epoch) - (type == "weighted"))
         rows = drawn_rows(found, utt2weight_file, weights, rows, seed)
+    if rows is None:
+        return found.batches(cutter.cut(found.count, found.shapes, codes))
     shapes = [shape.take(rows) for shape in found.shapes]
     cut = cutter.cut(len(rows), shapes, None if codes is None else codes[rows])
     return found.batches(Batches(rows[cut.items], cut.ends))

@@ -480,17 +480,16 @@ class NumberedUtterances:
             )
         return self.ids.match(ids) if isinstance(self.ids, PackedStrings) else self.ids.find(ids)
 
-    def without(self, path: str | None) -> Ints:
-        """Return the rows but for those that a file names, an id on each line; None: all rows.
+    def without(self, path: str) -> Ints:
+        """Return the rows but for those that a file names, an id on each line.
 
         Raises `ConfigError` if no row is left, or if rows have no ids.
         """
         kept = np.ones(self.count, bool)
-        if path is not None:
-            rows = self.find(read_keys(path), f"filtered_key_file {path!r}")
-            kept[rows[rows >= 0]] = False
-            if not kept.any():
-                raise ConfigError(f"filtered_key_file {path!r} names all utterances: none is left")
+        rows = self.find(read_keys(path), f"filtered_key_file {path!r}")
+        kept[rows[rows >= 0]] = False
+        if not kept.any():
+            raise ConfigError(f"filtered_key_file {path!r} names all utterances: none is left")
         return np.flatnonzero(kept)
 
     def rows(self, ids: PackedStrings, lines: Ints, where: str) -> Ints:

@@ -25,10 +25,10 @@ def drawn_rows(
     found: NumberedUtterances,
     utt2weight_file: str | None,
     weights: Weights | None,
-    kept: Ints,
+    kept: Ints | None,
     seed: int,
 ) -> Ints:
-    """Draw as many of the `kept` rows as have a weight, each by its share of all weights.
+    """Draw as many of the `kept` rows (None: all) as have a weight, each by its share of them.
 
     A file has an utterance and its weight on each line, of all utterances where these have lengths;
     the draws go by its ids in order, as ESPnet's do.
@@ -44,8 +44,9 @@ def drawn_rows(
     else:
         where = f"weight file {str(utt2weight_file)!r}"
         rows, shares = _read_weights(found, str(utt2weight_file), where)
-    chosen = np.isin(rows, kept)
-    rows, shares = rows[chosen], shares[chosen]
+    if kept is not None:
+        chosen = np.isin(rows, kept)
+        rows, shares = rows[chosen], shares[chosen]
     total = np.sum(shares)
     if not (np.isfinite(shares).all() and shares.min(initial=0) >= 0 and 0 < total < np.inf):
         raise ConfigError(f"{where}: weights are numbers from 0 on, with a finite sum above 0")
