@@ -374,9 +374,15 @@ class _Texts:
     name: str
 
     def read(self, row: int) -> Array:
-        """Return the UTF-8 bytes of a row's text."""
-        text = self.generation.annotation(self.name)[row]
-        return text_bytes(self.generation.index.id(row), self.name, "" if text is None else text)
+        """Return the UTF-8 bytes of a row's text; raises `CacheError` if it was taken away."""
+        text, id = self.generation.annotation(self.name)[row], self.generation.index.id(row)
+        if text is None:
+            raise CacheError(
+                f"utterance {id!r} of cache {str(self.generation.cache_path)!r} has no text "
+                f"{self.name!r} any more, an annotation that its function has computed; annotate "
+                "it, or delete it to have it computed again"
+            )
+        return text_bytes(id, self.name, text)
 
 
 def _no_entry(row: int) -> int:

@@ -12,7 +12,7 @@ from speechbrain.utils.data_pipeline import DynamicItem
 
 import featcache
 from featcache import FeatureStorageConfig
-from featcache.errors import FeatureError, StaleCacheError
+from featcache.errors import CacheError, FeatureError, StaleCacheError
 
 SENTENCES = {"utt-1": "größer  und\nhöher", "utt-2": "", "utt-3": "e\0nd"}
 
@@ -52,6 +52,13 @@ def test_texts_are_annotations_of_the_cache(tmp_path: Path) -> None:
     assert list(cache.annotation("text")) == [*SENTENCES.values()]
     assert cache.annotation("tokens")[0] == '["gr\\u00f6\\u00dfer", "", "und\\nh\\u00f6her"]'
     assert len(cache.filter(lambda row: row["text"] == "")) == 1
+
+    cache.annotate({"utt-1": {"text": None}})
+    with (
+        featcache.through(tmp_path / "cache", described, check=None) as read,
+        pytest.raises(CacheError, match="'utt-1' .*has no text 'text' any more"),
+    ):
+        read("utt-1")
 
 
 def test_a_cache_of_texts_alone_has_their_size_as_its_feature(tmp_path: Path) -> None:
