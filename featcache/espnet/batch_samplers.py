@@ -121,10 +121,7 @@ def build_batch_sampler(
     minimum = count("min_batch_size", min_batch_size)
     way = Descending() if type in _UNSORTED else Descending.of(sort_in_batch, sort_batch)
     cutter = _Cutter(type, most, minimum, drop_last, padding, way, fold_lengths, release)
-    if type == "weighted" and lengths is None and utt2weight_file is not None:
-        found = named_by_weights(str(utt2weight_file))
-    else:
-        found = _found(type, shape_files, lengths)
+    found = _found(type, shape_files, lengths, utt2weight_file)
     codes = _codes(found, categories, utt2category_file if type == "folded" else None)
     rows = None if filtered_key_file is None else found.without(str(filtered_key_file))
     if type in _WEIGHTED:
@@ -185,9 +182,14 @@ class _Cutter:
 
 
 def _found(
-    type: str, shape_files: Sequence[str] | None, lengths: LengthsLike | None
+    type: str,
+    shape_files: Sequence[str] | None,
+    lengths: LengthsLike | None,
+    utt2weight_file: str | None,
 ) -> NumberedUtterances:
     """Return the utterances, with the lengths that a type needs."""
+    if type == "weighted" and lengths is None and utt2weight_file is not None:
+        return named_by_weights(str(utt2weight_file))
     if type in _UNSORTED:
         return utterances_of(shape_files, lengths, shaped=0)
     found = utterances_of(shape_files, lengths, shaped=1 if type == "sorted" else None)
