@@ -10,7 +10,7 @@ FLOOR := .venv-floor
 # tests that start clusters of workers, or several processes of other hosts, again and again
 WORKER_TESTS := tests/slurm tests/hosts tests/cluster $(wildcard tests/extraction/test_parallel_*.py) \
   tests/collect_stats/test_collect_stats_workers.py tests/collect_stats/test_collect_stats_faults.py \
-  tests/brain/test_brain_ddp.py tests/recipes/test_recipe_librispeech.py \
+  tests/brain/test_brain_ddp.py tests/recipes/test_recipe_librispeech.py tests/recipes/test_recipe_quantization.py \
   tests/interop/test_interop_huggingface.py tests/lazy/test_many_processes.py \
   tests/loading/test_exactly_once.py tests/brain/test_added_features.py
 

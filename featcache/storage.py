@@ -123,6 +123,7 @@ class FeatureStorage:
         split: str,
         features: str | Iterable[str] | None = None,
         *,
+        use: bool | str | Iterable[str] = True,
         dtypes: Mapping[str, object] | None = None,
         missing: Literal["raise", "skip"] = "raise",
         allow_incomplete: bool = False,
@@ -134,6 +135,8 @@ class FeatureStorage:
             dataset: the data set.
             split: names the cache, which must be complete.
             features: names of features; None: all that are declared.
+            use: whether these come from the cache, or which of them: a switch for the YAML. False
+                leaves the data set as it is, and opens nothing.
             dtypes: dtypes of their tensors, e.g. {"fbank": "float32"}; else as declared.
             missing: of the ids that the data set shows (`data_ids`) and the cache lacks, "raise"
                 names them in an error, so that none is missing in the middle of an epoch; "skip"
@@ -147,12 +150,18 @@ class FeatureStorage:
         """
         if missing not in MISSING:
             raise UnknownNameError(f"missing has no {missing!r}; {nearest(missing, MISSING)}")
-        names = self._names_for(dataset, self.features if features is None else features)
-        if unknown := [name for name in dtypes or {} if name not in names]:
-            raise ConfigError(
-                f"dtypes names a feature {unknown[0]!r} that is not attached; "
-                f"{nearest(unknown[0], names)}"
-            )
+        asked = self._names_of(dataset, self.features if features is None else features)
+        switched = asked if use is True else self._names_of(dataset, [] if use is False else use)
+        for argument, given in (("dtypes", dtypes or {}), ("use", switched)):
+            if unknown := [name for name in given if name not in asked]:
+                raise ConfigError(
+                    f"{argument} names a feature {unknown[0]!r} that is not attached; "
+                    f"{nearest(unknown[0], asked)}"
+                )
+        names = [name for name in asked if name in switched]
+        if asked and not names:
+            return
+        _require_free(dataset, names)
         # a missing or stale cache is an error here, not in a worker
         cache = self._cache(split, expect, names)
         check_complete(cache.opened, allow_incomplete=allow_incomplete)
@@ -161,8 +170,8 @@ class FeatureStorage:
         for name, reader in readers.items():
             dataset.add_dynamic_item(reader, takes="id", provides=name)
 
-    def _names_for(self, dataset: object, features: str | Iterable[str]) -> list[str]:
-        """Return the names of features; raises `ConfigError` unless the dataset can take them."""
+    def _names_of(self, dataset: object, features: str | Iterable[str]) -> list[str]:
+        """Return names of declared features; raises `ConfigError` for no dataset of SpeechBrain."""
         if not hasattr(dataset, "add_dynamic_item"):
             raise ConfigError(
                 "attach needs a DynamicItemDataset of SpeechBrain, not "
@@ -174,18 +183,6 @@ class FeatureStorage:
         names = [features] if isinstance(features, str) else list(features)
         for name in names:
             self._check_declared(name)
-        keys = _keys(dataset)
-        for name in names:
-            if isinstance(keys.get(name), FeatureReader):
-                raise ConfigError(
-                    f"feature {name!r} is attached to the dataset already, as {keys[name]!r}; "
-                    "once is enough"
-                )
-            if name in keys:
-                raise ConfigError(
-                    f"the dataset has a key {name!r} already, which would hide the cached feature; "
-                    "rename one of them"
-                )
         return names
 
     def _check_declared(self, feature: str) -> None:
@@ -251,6 +248,22 @@ def _keep_stored(
         )
     dataset.data_ids = there
     _log.warning("%s%s, and are taken out of it: %s", told, why, shown)
+
+
+def _require_free(dataset: object, names: Iterable[str]) -> None:
+    """Raise `ConfigError` if a data set has a key of one of these names already."""
+    keys = _keys(dataset)
+    for name in names:
+        if isinstance(keys.get(name), FeatureReader):
+            raise ConfigError(
+                f"feature {name!r} is attached to the dataset already, as {keys[name]!r}; "
+                "once is enough"
+            )
+        if name in keys:
+            raise ConfigError(
+                f"the dataset has a key {name!r} already, which would hide the cached feature; "
+                "rename one of them, or leave it as it is (use=False)"
+            )
 
 
 def _keys(dataset: object) -> dict[str, object]:

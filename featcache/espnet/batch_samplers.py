@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,15 +33,24 @@ from featcache.espnet.categories import (
 from featcache.espnet.shapes import (
     Labels,
     NumberedUtterances,
+    Shapes,
     category_codes,
     codes_of,
     elements,
     require_one_frame_shape,
     utterances_of,
 )
+from featcache.espnet.weighted import (
+    Weights,
+    drawn_rows,
+    named_by_weights,
+)
 from featcache.samplers import Batches, LengthsLike
 
-_TYPES = ("unsorted", "sorted", "folded", "length", "numel")
+_TYPES = ("unsorted", "sorted", "folded", "length", "numel", "weighted", "length_weighted")
+_UNSORTED, _WEIGHTED = ("unsorted", "weighted"), ("weighted", "length_weighted")
+_BINNED = ("length", "numel", "length_weighted")
+RELEASES = ("202511", "202611")  # of ESPnet, whose batches differ
 _CATEGORY_TYPES = ("catbel", "catpow", "catpow_balance_dataset")
 
 
@@ -57,18 +67,23 @@ def build_batch_sampler(
     padding: bool = True,
     utt2category_file: str | None = None,
     *,
+    utt2weight_file: str | None = None,
+    filtered_key_file: str | None = None,
     lengths: LengthsLike | None = None,
     categories: Labels | None = None,
+    weights: Weights | None = None,
+    epoch: int = 1,
+    release: str = "202511",
 ) -> Batches:
     """Cut utterances into batches, the same as ESPnet's function of this name, id for id.
 
     Args:
         type: "unsorted" or "sorted" (batches of `batch_size`), "folded" (fewer utterances where
             they are longer than `fold_lengths`), "length" or "numel" (batches of about `batch_bins`
-            frames, or numbers).
-        batch_size: utterances of a batch, for the first three types.
-        batch_bins: the last two types close a batch with the utterance that makes it larger than
-            this.
+            frames, or numbers), "weighted" and "length_weighted" (as many utterances as there are,
+            drawn by their weights, in batches of `batch_size` or as "length" cuts them).
+        batch_size: utterances of a batch, for the first three types and "weighted".
+        batch_bins: the other types close a batch with the utterance that makes it larger than this.
         shape_files: files of an utterance and its length or shape ("utt-1 575,80") on each line;
             batches then hold ids.
         sort_in_batch: "descending" or "ascending", by length of the first shape file, within a
@@ -82,10 +97,18 @@ def build_batch_sampler(
             "numel".
         utt2category_file: "folded" batches hold one category each; other types ignore it, as in
             ESPnet.
+        utt2weight_file: an utterance and its weight on each line. "weighted" reads the utterances
+            from here, not from the shape files; "length_weighted" needs a weight of each.
+        filtered_key_file: an utterance on each line, which is left out; others are passed over.
         lengths: in place of shape files: a cache, a `FeatureTable`, a data set with a `.table`, an
             integer array of lengths (utterances,) or shapes (utterances, dims), or a list of those;
             batches then hold row numbers. Each feature with a time axis counts as a shape file.
         categories: labels of all rows: "unsorted" and "folded" batches then hold one category each.
+        weights: weights of all rows, in place of `utt2weight_file`.
+        epoch: seeds the draws of the weighted types, from 1 on: how often ESPnet's sampler, which
+            draws anew each time, has been iterated over.
+        release: "202511", or "202611" for the "folded" batches of that release: `drop_last` leaves
+            out the rest of each category, a short last batch is shared from the last one on.
 
     Raises `ConfigError` for what cannot be batched; for files with the line.
 
@@ -93,34 +116,83 @@ def build_batch_sampler(
     [[2, 1], [3, 0]]
     """
     require_type(type, _TYPES, "build_category_batch_sampler", _CATEGORY_TYPES)
+    _require_used(type, categories, weights, release)
+    most = count("batch_bins", batch_bins) if type in _BINNED else count("batch_size", batch_size)
+    minimum = count("min_batch_size", min_batch_size)
+    way = Descending() if type in _UNSORTED else Descending.of(sort_in_batch, sort_batch)
+    cutter = _Cutter(type, most, minimum, drop_last, padding, way, fold_lengths, release)
+    found = _found(type, shape_files, lengths, utt2weight_file)
+    codes = _codes(found, categories, utt2category_file if type == "folded" else None)
+    rows = None if filtered_key_file is None else found.without(str(filtered_key_file))
+    if type in _WEIGHTED:
+        # ESPnet's "length_weighted" has drawn once more, when it was made
+        seed = epoch_seed(epoch_seed(epoch) - (type == "weighted"))
+        rows = drawn_rows(found, utt2weight_file, weights, rows, seed)
+    if rows is None:
+        return found.batches(cutter.cut(found.count, found.shapes, codes))
+    shapes = [shape.take(rows) for shape in found.shapes]
+    cut = cutter.cut(len(rows), shapes, None if codes is None else codes[rows])
+    return found.batches(Batches(rows[cut.items], cut.ends))
+
+
+def _require_used(
+    type: str, categories: Labels | None, weights: Weights | None, release: str
+) -> None:
+    """Raise `ConfigError` for labels or weights that a type does not use, and unknown releases."""
     if categories is not None and type not in ("unsorted", "folded"):
         raise ConfigError(
             f"batches of one category each are made by 'unsorted' and 'folded', not by {type!r}"
         )
-    minimum = count("min_batch_size", min_batch_size)
-    binned = type in ("length", "numel")
-    most = count("batch_bins", batch_bins) if binned else count("batch_size", batch_size)
-    if type == "unsorted":
-        found = utterances_of(shape_files, lengths, shaped=0)
-        codes = _codes(found, categories, None)
-        return found.batches(unsorted_batches(found.count, codes, most, drop_last))
-    way = Descending.of(sort_in_batch, sort_batch)
-    found = _with_lengths(shape_files, lengths, 1 if type == "sorted" else None)
-    frames = found.shapes[0].lengths
-    if type == "sorted":
-        return found.batches(sorted_batches(frames, most, drop_last, way))
-    if binned:
-        counts = _counts(found, type == "numel", padding)
-        return found.batches(binned_batches(frames, counts, most, minimum, drop_last, padding, way))
-    codes = _codes(found, categories, utt2category_file)
-    sizes = folded_sizes(found.shapes, fold_lengths, most, minimum)
-    return found.batches(folded_batches(frames, codes, sizes, minimum, drop_last, way))
+    if weights is not None and type not in _WEIGHTED:
+        raise ConfigError(
+            f"batches are drawn by weights by {' and '.join(map(repr, _WEIGHTED))}, not by {type!r}"
+        )
+    if release not in RELEASES:
+        raise ConfigError(f"release is one of {', '.join(RELEASES)}, not {release!r}")
 
 
-def _with_lengths(
-    shape_files: Sequence[str] | None, lengths: LengthsLike | None, shaped: int | None
+@dataclass(frozen=True)
+class _Cutter:
+    """Arguments of `build_batch_sampler` that say where batches end."""
+
+    type: str
+    most: int
+    minimum: int
+    drop_last: bool
+    padding: bool
+    way: Descending
+    fold_lengths: Sequence[int]
+    release: str
+
+    def cut(self, count: int, shapes: list[Shapes], codes: Ints | None) -> Batches:
+        """Cut `count` rows, which have these shapes and codes of categories."""
+        if self.type == "unsorted":
+            return unsorted_batches(count, codes, self.most, self.drop_last)
+        if self.type == "weighted":
+            return Batches(np.arange(count), np.append(np.arange(0, count, self.most), count))
+        frames = shapes[0].lengths
+        if self.type == "sorted":
+            return sorted_batches(frames, self.most, self.drop_last, self.way)
+        few = self.minimum, self.drop_last
+        if self.type in _BINNED:
+            counts = _counts(shapes, self.type == "numel", self.padding)
+            return binned_batches(frames, counts, self.most, *few, self.padding, self.way)
+        sizes = folded_sizes(shapes, self.fold_lengths, self.most, self.minimum)
+        return folded_batches(frames, codes, sizes, *few, self.way, self.release == RELEASES[0])
+
+
+def _found(
+    type: str,
+    shape_files: Sequence[str] | None,
+    lengths: LengthsLike | None,
+    utt2weight_file: str | None,
 ) -> NumberedUtterances:
-    found = utterances_of(shape_files, lengths, shaped=shaped)
+    """Return the utterances, with the lengths that a type needs."""
+    if type == "weighted" and lengths is None and utt2weight_file is not None:
+        return named_by_weights(str(utt2weight_file))
+    if type in _UNSORTED:
+        return utterances_of(shape_files, lengths, shaped=0)
+    found = utterances_of(shape_files, lengths, shaped=1 if type == "sorted" else None)
     if not found.shapes:
         raise ConfigError(
             f"{found.name} has no feature with a time axis: there are no lengths to batch by"
@@ -139,13 +211,11 @@ def _codes(
     return category_codes(found, str(utt2category_file))
 
 
-def _counts(found: NumberedUtterances, numbers: bool, padding: bool) -> Ints:
+def _counts(shapes: list[Shapes], numbers: bool, padding: bool) -> Ints:
     """Return the frames, or the numbers, of each utterance over all features."""
-    for shapes in found.shapes if numbers and padding else ():
-        require_one_frame_shape(shapes)
-    counts: Ints = np.sum(
-        [elements(shapes) if numbers else shapes.lengths for shapes in found.shapes], axis=0
-    )
+    for one in shapes if numbers and padding else ():
+        require_one_frame_shape(one)
+    counts: Ints = np.sum([elements(one) if numbers else one.lengths for one in shapes], axis=0)
     return counts
 
 

@@ -183,14 +183,19 @@ def folded_batches(
     min_batch_size: int,
     drop_last: bool,
     descending: Descending,
+    as_202511: bool,
 ) -> Batches:
-    """Cut rows by length, each category by itself; `sizes` are those of `folded_sizes`."""
+    """Cut rows by length, each category by itself; `sizes` are those of `folded_sizes`.
+
+    `as_202511`: `drop_last` counts the batches of the categories before, not of this one, and a
+    short last batch is shared from the second to last on, as in ESPnet until release 202611.
+    """
     rows = stable_order(lengths)
     batches: list[Batches] = []
     for part in _by_category(rows, None if categories is None else categories[rows]):
-        drop_short = drop_last and any(map(len, batches))
-        ends = _folded_ends(sizes[part], drop_short)
-        ends = spread_short_last(ends, min_batch_size, skip=1)
+        kept = (0 if any(map(len, batches)) else len(part)) if as_202511 else 1
+        ends = _folded_ends(sizes[part], kept if drop_last else len(part))
+        ends = spread_short_last(ends, min_batch_size, skip=int(as_202511))
         batches.append(descending.cut(part, ends))
     return joined(batches)
 
@@ -231,11 +236,12 @@ def _by_category(rows: Ints, categories: Ints | None) -> list[Ints]:
     return np.split(rows[order], ends[1:-1])
 
 
-def _folded_ends(sizes: Ints, drop_short: bool) -> Ints:
+def _folded_ends(sizes: Ints, kept: int) -> Ints:
+    """Return the ends of batches of `sizes`; a short last one is dropped after `kept` others."""
     count, ends = len(sizes), [0]
     while ends[-1] < count:
         end = ends[-1] + sizes.item(ends[-1])
-        if end > count and drop_short:
+        if end > count and len(ends) > kept:
             break
         ends.append(min(end, count))
     return np.array(ends)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, nearest
-from featcache.espnet.arrays import Ints, counted, ends_of
+from featcache.espnet.arrays import Floats, Ints, counted, ends_of
 from featcache.espnet.by_size import by_appearance, chain, ends_over_sum, grouped
 from featcache.espnet.shapes import (
     Labels,
@@ -340,8 +340,6 @@ def _taken(dealt: Ints, batch_size: int, most: int) -> Ints:
 
 # Batches drawn by category, rare ones more often than they occur (catpow).
 
-Floats = NDArray[np.float64]
-
 
 @dataclass(frozen=True)
 class CategoryLimits:
@@ -492,18 +490,18 @@ def drawn_batches(lengths: Ints, pools: Pools, limits: CategoryLimits, epoch: in
 def _drawn_pools(pools: Pools, draws: int, epoch: int) -> Ints:
     generator = np.random.RandomState(epoch)
     if pools.datasets is None:
-        return _drawn(pools.chances[0], generator.random_sample(draws))
+        return drawn_by(pools.chances[0], generator.random_sample(draws))
     uniform = generator.random_sample(2 * draws).reshape(draws, 2)
-    order, ends = grouped(_drawn(pools.datasets, uniform[:, 0]), len(pools.chances))
+    order, ends = grouped(drawn_by(pools.datasets, uniform[:, 0]), len(pools.chances))
     pool, first = np.empty(draws, np.int64), 0
     for here, chances in zip(np.split(order, ends[1:-1]), pools.chances, strict=True):
         if len(here):
-            pool[here] = _drawn(chances, uniform[here, 1]) + first
+            pool[here] = drawn_by(chances, uniform[here, 1]) + first
         first += len(chances)
     return pool
 
 
-def _drawn(chances: Floats, uniform: Floats) -> Ints:
+def drawn_by(chances: Floats, uniform: Floats) -> Ints:
     """Return the draws that numpy's RandomState.choice(p=chances) makes of uniform numbers."""
     until = chances.cumsum()
     until /= until[-1]

@@ -6,7 +6,7 @@ import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -229,10 +229,25 @@ class Chunker(ABC):
     discard_short_samples: bool = True
     default_fs: int | None = None
     chunk_max_abs_length: int | None = None
+    excluded_key_pattern: str | None = field(default=None, kw_only=True)
 
     _by_category: ClassVar[bool]  # whether chunks of a batch are of one category
+    _into_padding = True  # utterances are as long as their batch
 
     def __post_init__(self) -> None:
+        if self.excluded_key_pattern is None:
+            names = [*(self.excluded_key_prefixes or ()), CATEGORY, SAMPLE_RATE]
+            # as ESPnet writes it
+            patterns = (f"({name}[0-9]*)" for name in dict.fromkeys(names))
+            self.excluded_key_pattern = "|".join(patterns)
+        elif self.excluded_key_prefixes is not None:
+            raise ConfigError("give either excluded_key_prefixes or excluded_key_pattern")
+        try:
+            self._is_excluded = re.compile(self.excluded_key_pattern).fullmatch
+        except re.error as error:
+            raise ConfigError(
+                f"excluded_key_pattern {self.excluded_key_pattern!r}: {error}"
+            ) from None
         self._epochs = EpochRule(self.num_samples_per_epoch, self.seed, self.shuffle)
         self._rule = ChunkRule(
             chunk_length=self.chunk_length,
@@ -247,12 +262,6 @@ class Chunker(ABC):
     @abstractmethod
     def _batches_of(self, epoch: int) -> BatchList:
         """Return the batches of utterances from which epoch `epoch` takes its own."""
-
-    @property
-    def excluded_key_pattern(self) -> str:
-        """Regular expression for the names of which every chunk gets all, as ESPnet writes it."""
-        names = dict.fromkeys([*(self.excluded_key_prefixes or ()), CATEGORY, SAMPLE_RATE])
-        return "|".join(f"({name}[0-9]*)" for name in names)
 
     def build_iter(self, epoch: int, shuffle: bool | None = None) -> Iterator[PaddedBatch]:
         """Yield the batches of an epoch, counted from 1: ids and tensors (batch_size, chunk, ...).
@@ -304,6 +313,9 @@ class Chunker(ABC):
             values = _without_lengths(batch)
             for place, id in enumerate(ids):
                 arrays = {name: value[place] for name, value in values.items()}
+                if not self._into_padding:
+                    ends = {name: int(batch[f"{name}_lengths"][place]) for name in cut}
+                    arrays |= {name: arrays[name][:end] for name, end in ends.items()}
                 frames = {name: len(arrays[name]) for name in cut}
                 yield self._to_cut(_Loaded(id, arrays, cut), id, frames, arrays)
 
@@ -333,7 +345,7 @@ class Chunker(ABC):
         return UtteranceToCut(source, id, length, rate_hz, category)
 
     def _excluded(self, name: str) -> bool:
-        return re.fullmatch(self.excluded_key_pattern, name) is not None
+        return self._is_excluded(name) is not None
 
 
 def _timed(dataset: FeatureDataset) -> list[str]:

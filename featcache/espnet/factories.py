@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from featcache.errors import ConfigError, nearest
-from featcache.espnet.batch_samplers import build_category_batch_sampler
+from featcache.espnet.batch_samplers import RELEASES, build_category_batch_sampler
 from featcache.espnet.chunks import Chunker
 from featcache.espnet.collate import PaddedBatch
 from featcache.espnet.dataset_input import (
@@ -228,6 +228,7 @@ class ChunkIterFactory(Chunker):
         default_fs: sample rate that `chunk_length` is meant for; that of an utterance is its
             "utt2fs", else 16000.
         chunk_max_abs_length: most frames of a chunk, at any sample rate.
+        excluded_key_pattern: in place of prefixes, a regular expression for the whole of a name.
 
     Names of which utterances have lengths are cut, and must have equal ones; of the others every
     chunk gets all. Chunks of a batch share the number "utt2category" of their utterances.
@@ -266,24 +267,29 @@ class CategoryChunkIterFactory(Chunker):
         batches: lists of ids or rows, the same in each epoch; None: `sampler_args` draw them anew
             in each.
         batch_type, sampler_args: as of `CategoryIterFactory`.
+        release: "202511", or "202611" for the chunks of that release of ESPnet.
 
     All other arguments are those of `ChunkIterFactory`. Chunks of a batch may be of several
     categories.
 
-    Utterances of a data set of ESPnet's kind are cut as their batch pads them, as ESPnet does it:
-    chunks may reach into the padding. Those of a `FeatureDataset` hold nothing but frames of the
-    utterance.
+    Utterances of a data set of ESPnet's kind are cut as their batch pads them, as ESPnet did it
+    until release 202611: chunks may reach into the padding. Those of a `FeatureDataset` hold
+    nothing but frames of the utterance.
     """
 
     batches: BatchList | Mapping[str, object] | None = None
     chunk_length: int | str = 500
     batch_type: str = "catbel"
     sampler_args: Mapping[str, object] | None = None
+    release: str = field(default="202511", kw_only=True)
 
     _by_category = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.release not in RELEASES:
+            raise ConfigError(f"release is one of {', '.join(RELEASES)}, not {self.release!r}")
+        self._into_padding = self.release == RELEASES[0]
         given = None if self.batches is None else batch_list(self.batches, self.dataset)
         self._batches = CategoryBatches(given, self.batch_type, self.sampler_args, self.dataset)
 

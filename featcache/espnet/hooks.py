@@ -93,9 +93,13 @@ def computed(
     return feats
 
 
-def unpadded(ids: list[str], feats: Mapping[str, object]) -> ArraysByKey:
-    """Return the arrays of all keys and ids, (frames, *dims) each, without their padding."""
-    arrays = {key: dict(_arrays(ids, feats, key)) for key in feats if not key.endswith(LENGTHS)}
+def unpadded(ids: list[str], feats: Mapping[str, object], all_keys: bool = False) -> ArraysByKey:
+    """Return the arrays of keys and ids, (frames, *dims) each, without their padding.
+
+    `all_keys`: those of `<key>_lengths`, too, (1,) each.
+    """
+    keys = [key for key in feats if all_keys or not key.endswith(LENGTHS)]
+    arrays = {key: dict(_arrays(ids, feats, key)) for key in keys}
     if not arrays:
         raise FeatureError(
             "collect_feats returned no features, only "
@@ -116,6 +120,22 @@ def lengths_of_inputs(
         for key, value in batch.items()
         if key not in feats and batch.get(f"{key}{LENGTHS}") is not None and _is_whole(value)
     }
+
+
+def shapes_of_inputs(
+    ids: list[str], batch: Mapping[str, Any], feats: Mapping[str, object]
+) -> ShapesByKey:
+    """Return the shapes of all inputs that are tensors, without their padding."""
+    shapes: ShapesByKey = {}
+    for key, value in batch.items():
+        if key in feats or key.endswith(LENGTHS) or not isinstance(value, torch.Tensor):
+            continue
+        ends = batch.get(f"{key}{LENGTHS}", [None] * len(ids))
+        shapes[key] = {
+            id: tuple(row.shape if end is None else row[: int(end)].shape)
+            for id, row, end in zip(ids, value, ends, strict=True)
+        }
+    return shapes
 
 
 def _is_whole(value: object) -> bool:
@@ -227,6 +247,7 @@ class Hooks:
         device: torch.device | str | None = None,
         write_collected_feats: bool = False,
         collect_stats_kwargs: Mapping[str, object] | None = None,
+        all_keys: bool = False,
         **env: object,
     ) -> tuple[Any, ...]:
         """Return statistics and shapes of a batch, and its features where they are wanted.
@@ -243,6 +264,7 @@ class Hooks:
             device: where the batch is moved to; None leaves it where it is.
             write_collected_feats: whether features are returned.
             collect_stats_kwargs: further arguments of `model.collect_feats`.
+            all_keys: whether `<key>_lengths` is a key, too, and all inputs get shapes.
             env: the rest of the environment, which is ignored.
 
         Raises `ConfigError` for a model or collate function of another kind, `FeatureError` for
@@ -253,11 +275,11 @@ class Hooks:
         if device is not None:
             batch = moved(batch, device)
         feats = computed(model, batch, collect_stats_kwargs or {})
-        arrays = unpadded(ids, feats)
+        arrays = unpadded(ids, feats, all_keys)
         shapes = {
             key: {id: array.shape for id, array in of_key.items()} for key, of_key in arrays.items()
         }
-        shapes |= lengths_of_inputs(ids, batch, feats)
+        shapes |= (shapes_of_inputs if all_keys else lengths_of_inputs)(ids, batch, feats)
         stats = {key: stats_of(key, of_key) for key, of_key in arrays.items()}
         return (stats, shapes, arrays) if write_collected_feats else (stats, shapes)
 

@@ -172,6 +172,9 @@ class CollectStatsRunner(Hooks):
         parallel: how many workers, and where: `ParallelConfig` or such a mapping, or a client of
             `get_client`; None computes in this process.
         resume: False removes what an earlier call has left of shards and features.
+        all_keys: as ESPnet3, also count `<key>_lengths` as a key, of one number an utterance
+            (`mel_lengths_stats.npz`, `mel_lengths_shape`), and write the shapes of all inputs of
+            the model (`speech_shape`).
 
     A subclass may override the four steps that `Hooks` has, as static methods.
 
@@ -204,6 +207,7 @@ class CollectStatsRunner(Hooks):
         batch_size: int | None = None,
         parallel: ParallelConfig | Mapping[str, object] | Client | None = None,
         resume: bool = True,
+        all_keys: bool = False,
     ) -> None:
         if not isinstance(mode, str) or mode in ("", ".", "..") or "/" in mode or "\0" in mode:
             raise ConfigError(f"mode {mode!r} is not usable as the name of a directory")
@@ -216,6 +220,7 @@ class CollectStatsRunner(Hooks):
         self.batch_size = batch_size
         self.parallel = None if parallel is None else config_or_client(parallel)
         self.resume = resume
+        self.all_keys = all_keys
 
     def merge(self, shard_dirs: Sequence[Path]) -> Totals:
         """Merge shards into the files of the split; returns {"sum", "sq", "count"}, each by key.
@@ -253,6 +258,7 @@ class CollectStatsRunner(Hooks):
                 attempts=attempts,
                 batch_size=self.batch_size,
                 features={} if self.write_collected_feats else None,
+                all_keys=self.all_keys,
             )
             sample = ShardTask("sample", wanted[: self.batch_size or 1])
             ((_, (made_from, features)),) = executor.run(ShardMaker.inspect, settings, [sample])

@@ -175,6 +175,32 @@ def read_table(path: str | Path) -> Table:
     Raises `ConfigError` for a file without lines, a blank line or a key that is there twice, with
     the file and the line.
     """
+    table = _tokens_of(path)
+    if len(table) == 0:
+        raise ConfigError(
+            f"{table.path!r} has no lines: an utterance and its values are expected on each"
+        )
+    if not table.widths.all():
+        raise ConfigError(
+            f"{table.path!r}, line {int(table.widths.argmin()) + 1}: a blank line; remove it"
+        )
+    keys = table.keys
+    if (twice := keys.duplicate()) is not None:
+        raise ConfigError(
+            f"{table.path!r}, line {twice[1] + 1}: {keys[twice[1]]!r} is there twice, first on "
+            f"line {twice[0] + 1}"
+        )
+    return table
+
+
+def read_keys(path: str | Path) -> PackedStrings:
+    """Read the first word of each line of a UTF-8 text that has any; there may be none."""
+    table = _tokens_of(path)
+    return table.tokens(table.heads[:-1][table.widths > 0])
+
+
+def _tokens_of(path: str | Path) -> Table:
+    """Read the tokens of a UTF-8 text, line by line."""
     try:
         raw = Path(path).read_bytes()
     except OSError as error:
@@ -191,22 +217,7 @@ def read_table(path: str | Path) -> Table:
     else:
         starts, stops = starts[filled], stops[filled]
         ends_line = np.cumsum(filled)[newline]
-    table = Table(str(path), data, starts, stops, np.append(0, ends_line))
-    if len(table) == 0:
-        raise ConfigError(
-            f"{table.path!r} has no lines: an utterance and its values are expected on each"
-        )
-    if not table.widths.all():
-        raise ConfigError(
-            f"{table.path!r}, line {int(table.widths.argmin()) + 1}: a blank line; remove it"
-        )
-    keys = table.keys
-    if (twice := keys.duplicate()) is not None:
-        raise ConfigError(
-            f"{table.path!r}, line {twice[1] + 1}: {keys[twice[1]]!r} is there twice, first on "
-            f"line {twice[0] + 1}"
-        )
-    return table
+    return Table(str(path), data, starts, stops, np.append(0, ends_line))
 
 
 def _broken(raw: bytes) -> tuple[bytes, Ints]:
@@ -468,6 +479,18 @@ class NumberedUtterances:
                 "rows"
             )
         return self.ids.match(ids) if isinstance(self.ids, PackedStrings) else self.ids.find(ids)
+
+    def without(self, path: str) -> Ints:
+        """Return the rows but for those that a file names, an id on each line.
+
+        Raises `ConfigError` if no row is left, or if rows have no ids.
+        """
+        kept = np.ones(self.count, bool)
+        rows = self.find(read_keys(path), f"filtered_key_file {path!r}")
+        kept[rows[rows >= 0]] = False
+        if not kept.any():
+            raise ConfigError(f"filtered_key_file {path!r} names all utterances: none is left")
+        return np.flatnonzero(kept)
 
     def rows(self, ids: PackedStrings, lines: Ints, where: str) -> Ints:
         """Return the row of each id.

@@ -27,7 +27,7 @@ from featcache.errors import (
     indented,
 )
 from featcache.espnet.arrays import Ints
-from featcache.espnet.hooks import Hooks
+from featcache.espnet.hooks import LENGTHS, Hooks
 from featcache.espnet.shards import (
     FEATS,
     RUN,
@@ -56,6 +56,7 @@ class StatsSettings:
     attempts: Path  # where shards are made, and workers note the batch that they are at
     batch_size: int | None
     features: Declared | None  # of the cache; None: no features are kept
+    all_keys: bool = False
     made_from: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -90,13 +91,17 @@ class ShardMaker:
         Those are found by computing the utterances of the task; None if no features are kept.
         """
         with self.attempts.begin(settings.attempts, task.number) as attempt:
-            made_from = fingerprint_of(self._env)
+            made_from = {**fingerprint_of(self._env), **_asked(settings)}
             if settings.features is None:
                 return made_from, None
             attempt.note_batch(0)
-            env = {**self._env, "write_collected_feats": True}
+            env = {**self._env, "write_collected_feats": True, **_asked(settings)}
             feats = self._compute(settings.hooks, task.indices.tolist(), env)[2]
-            dtypes = {key: next(iter(of_key.values())).dtype.name for key, of_key in feats.items()}
+            dtypes = {
+                key: next(iter(of_key.values())).dtype.name
+                for key, of_key in feats.items()
+                if not key.endswith(LENGTHS)  # the cache has them anyway
+            }
             return made_from, {key: FeatureStorageConfig(key, dtypes[key]) for key in dtypes}
 
     def make(self, settings: StatsSettings, task: ShardTask) -> None:
@@ -120,7 +125,7 @@ class ShardMaker:
         """Run the hooks over the batches of a shard."""
         hooks, state = settings.hooks, dict[str, Any]()
         collects = settings.features is not None
-        env = {**self._env, "write_collected_feats": collects}
+        env = {**self._env, "write_collected_feats": collects, **_asked(settings)}
         env |= {"feats_dir": settings.collected} if collects else {}
         writers = hooks.open_writers(shard_dir, **env)
         size = settings.batch_size or 1
@@ -152,6 +157,11 @@ class ShardMaker:
             f"collecting statistics of {named} failed with {describe(error)}; what was done before "
             "is kept"
         ) from error
+
+
+def _asked(settings: StatsSettings) -> dict[str, object]:
+    """Return what a run asks of the hooks beyond ESPnet's: nothing, by default."""
+    return {"all_keys": True} if settings.all_keys else {}
 
 
 def _name_of(dataset: Any, index: int) -> str:

@@ -129,7 +129,7 @@ class FinishedShards:
 def _add_features(shard: Path, writer: CacheWriter) -> None:
     """Add the features that a shard lists, but for those of utterances that the cache has."""
     paths: dict[str, dict[str, str]] = {}  # by id and key
-    for key in read_lines(shard / FEAT_KEYS):
+    for key in writer.features:
         for line in read_lines(shard / FEATS / f"{key}.scp"):
             id, _, path = line.partition(" ")
             paths.setdefault(id, {})[key] = path

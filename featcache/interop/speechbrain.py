@@ -1,4 +1,4 @@
-"""SpeechBrain: `PaddedBatch`es of a cache, with the labels of a data set; checkpoints of loaders.
+"""SpeechBrain: `PaddedBatch`es of a cache, with labels; normalisers; checkpoints of loaders.
 
 `FeatureCacheMixin` lets `Brain.fit` and `Brain.evaluate` take a `FeatureLoader` as it is. Once this
 module is imported, any `Checkpointer` saves and loads a `FeatureLoader` among its recoverables, as
@@ -7,15 +7,18 @@ one line of JSON.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Mapping
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import TypeGuard
 
 import numpy as np
 import torch
 
+from featcache.container_files import write_durably
 from featcache.errors import MissingDependencyError, StateError
 from featcache.extraction.datasets import DynamicItems
 from featcache.interface import Array
@@ -23,6 +26,9 @@ from featcache.loading.batches import Item
 from featcache.loading.dataset import FeatureDataset, Transform
 from featcache.loading.layouts import Batch
 from featcache.loading.loader import FeatureLoader
+from featcache.mvn import GlobalMVN
+from featcache.reading.opening import CachePath
+from featcache.tables.table import FeatureTable
 
 try:
     from speechbrain.core import Brain, Stage
@@ -123,6 +129,53 @@ def _add_items(items: DynamicItems, item: Item, _: np.random.Generator) -> Item:
 
 def _is_array(value: object) -> TypeGuard[torch.Tensor | Array]:
     return isinstance(value, torch.Tensor | np.ndarray) and value.ndim > 0
+
+
+def save_normalizer(
+    cache: FeatureTable | CachePath,
+    feature: str,
+    path: str | PathLike[str],
+    *,
+    allow_incomplete: bool = False,
+) -> None:
+    """Write the statistics of a feature as a file that SpeechBrain's `InputNormalization` loads.
+
+    Its `_load` does so, and with it the Pretrainer and checkpoints (`normalizer.ckpt`): "count" is
+    the number of frames, "glob_mean" and "glob_std" float32 of the shape of a frame, from float64
+    statistics of all frames without padding, the variance at least 1e-10 as there.
+
+    An `InputNormalization` goes on updating in training mode: `update_until_epoch=-1` and
+    `epoch=` at each call keep the statistics.
+
+    Args:
+        cache: a cache, or any table: the statistics are those of its utterances.
+        feature: its name.
+        path: the file.
+        allow_incomplete: also take a cache that lacks utterances, which else raises
+            `IncompleteError`.
+
+    Raises `FeatureError` for statistics of no frames.
+
+    >>> import tempfile
+    >>> from featcache import CacheWriter, FeatureStorageConfig
+    >>> folder = tempfile.mkdtemp()
+    >>> with CacheWriter(folder + "/cache", [FeatureStorageConfig("fbank")]) as writer:
+    ...     writer.write("utt-1", {"fbank": np.array([[1.0, 2.0], [3.0, 6.0]])})
+    >>> save_normalizer(folder + "/cache", "fbank", folder + "/normalizer.ckpt")
+    >>> from speechbrain.processing.features import InputNormalization
+    >>> norm = InputNormalization(update_until_epoch=-1)
+    >>> norm._load(folder + "/normalizer.ckpt")
+    >>> norm(torch.tensor([[[1.0, 2.0], [3.0, 6.0]]]), epoch=1)
+    tensor([[[-1., -1.],
+             [ 1.,  1.]]])
+    """
+    table = FeatureTable.of(cache)
+    mvn = GlobalMVN.from_cache(table, feature, allow_incomplete=allow_incomplete)
+    # plain tensors: SpeechBrain loads them with `weights_only`
+    state = {"count": int(table.stats(feature).count), "glob_mean": mvn.mean, "glob_std": mvn.std}
+    file = io.BytesIO()
+    torch.save(state, file)
+    write_durably(Path(path), file.getvalue())
 
 
 def use_loader(

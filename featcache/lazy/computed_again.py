@@ -73,7 +73,7 @@ class StoredAgain:
         from featcache.staleness.probe import Probed, tolerance
 
         id, results = call.id, live.results
-        stored = results.arrays(id, found)
+        stored, texts = results.parted(results.arrays(id, found))
         with kept_random_state():
             try:
                 value = call.copied().compute()
@@ -85,11 +85,18 @@ class StoredAgain:
                     str(live.path), id, describe(error),
                 )  # fmt: skip
                 return ""
-            alone = Probed({}, _copied(results.arrays(id, value)))
+            now, now_texts = results.parted(results.arrays(id, value))
+            alone = Probed({}, _copied(now))
         spreads = spreads_of({id: alone}, list(live.features))
         limit = tolerance("fp32", same_device=True)
         unlike = unlike_stored(id, stored, alone, spreads, limit, live.features)
-        return "; ".join(f"{each.feature!r} of {id!r} {each.told()}" for each in unlike)
+        told = [f"{each.feature!r} of {id!r} {each.told()}" for each in unlike]
+        told += [
+            f"{name!r} of {id!r} is {now_texts[name]!r:.60}, and {text!r:.60} is stored"
+            for name, text in texts.items()
+            if now_texts[name] != text
+        ]
+        return "; ".join(told)
 
 
 class TwiceComputed:

@@ -32,7 +32,7 @@ from featcache.format.manifest import ADOPTED, NAME, BuildState, Manifest
 from featcache.format.part import committed_builds
 from featcache.interface import Array
 from featcache.lazy.arguments import Call
-from featcache.lazy.results import ONE, Features, Results, as_read_back
+from featcache.lazy.results import ONE, Features, Results, as_read_back, text_bytes
 from featcache.reading.generation import Generation
 from featcache.reading.opening import joined_mapping, note_compared
 from featcache.reading.unpublished import Unpublished
@@ -189,13 +189,16 @@ def _compared(
     results = Results.from_json(content, list(declared))
     if content is None:
         results = Results.of(id, value, list(declared))
-    arrays = results.arrays(id, value)
+    arrays, texts = results.parted(results.arrays(id, value))
     check_features(id, arrays, declared)
+    changed = [name for name, text in texts.items() if generation.annotation(name)[row] != text]
     for name, feature in declared.items():
         stored = generation.features[name].read(row)
         now = as_read_back(id, arrays[name], feature)
         if stored.shape != now.shape or stored.tobytes() != now.tobytes():
-            raise refused(f"utterance {id!r}, feature {name!r}: computed now it is another one")
+            changed.append(name)
+    if changed:
+        raise refused(f"utterance {id!r}, feature {changed[0]!r}: computed now it is another one")
     return results
 
 
@@ -227,6 +230,7 @@ class LiveCache:
         self._made_from = made_from
         self._converters = self.results.converters(self.features)
         self._is_one = self.results.form == ONE
+        self._texts = self.results.texts
         self._seen = _stamp(path)
         self._show(generation)
         self._unpublished = Unpublished(path, self.features)
@@ -296,6 +300,9 @@ class LiveCache:
         if found is None:
             return ABSENT
         call.check(self._unpublished.stamps(call.id), self.path)
+        if self._texts:
+            texts = self._unpublished.annotations(call.id, self._texts)
+            found |= {name: text_bytes(call.id, name, text) for name, text in texts.items()}
         return self.result_of(found)
 
     def result_of(self, arrays: Mapping[str, Array]) -> object:
@@ -334,7 +341,10 @@ class LiveCache:
             self._unpublished.look(self._shown[0].manifest)
 
     def _show(self, generation: Generation) -> None:
-        columns = [(generation.features[name], each) for name, each in self._converters]
+        columns = [
+            (_Texts(generation, name) if name in self._texts else generation.features[name], each)
+            for name, each in self._converters
+        ]
         index = generation.index
         entry_of = _no_entry if index.stamps is None else index.stamps.entry.item
         self._shown = generation, index.find, columns, index.stamps, entry_of
@@ -354,6 +364,25 @@ class LiveCache:
                 left -= 1
                 if not left:
                     raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """An annotation of a generation, read like a feature."""
+
+    generation: Generation
+    name: str
+
+    def read(self, row: int) -> Array:
+        """Return the UTF-8 bytes of a row's text; raises `CacheError` if it was taken away."""
+        text, id = self.generation.annotation(self.name)[row], self.generation.index.id(row)
+        if text is None:
+            raise CacheError(
+                f"utterance {id!r} of cache {str(self.generation.cache_path)!r} has no text "
+                f"{self.name!r} any more, an annotation that its function has computed; annotate "
+                "it, or delete it to have it computed again"
+            )
+        return text_bytes(id, self.name, text)
 
 
 def _no_entry(row: int) -> int:

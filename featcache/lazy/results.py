@@ -1,12 +1,14 @@
 """Results of a function as arrays to store, and arrays as the results that they were.
 
 A result is one value, a tuple of values, or a dict of them by feature. A value is a torch tensor, a
-NumPy array, a list (of numbers, or of such lists) or a number. The first result says which; all
-others come back in that form and these types, and so does the first, whether computed or read.
+NumPy array, a list (of numbers, or of such lists), a number, a text or a list of texts. The first
+result says which; all others come back in that form and these types, and so does the first, whether
+computed or read. Texts go as their UTF-8 bytes here, and are kept as annotations.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,8 +27,10 @@ from featcache.writing.arrays import encoded, to_storage
 
 ONE, TUPLE, DICT = "one", "tuple", "dict"
 TORCH, NUMPY, LIST, NUMBER = "torch", "numpy", "list", "number"
+TEXT, TEXTS = "text", "texts"
 
 _SAID = {TORCH: "a tensor", NUMPY: "an array", LIST: "a list", NUMBER: "a number"}
+_SAID |= {TEXT: "a text", TEXTS: "a list of texts"}
 _log = logging.getLogger("featcache")
 
 Features = Mapping[str, FeatureStorageConfig]
@@ -76,15 +80,40 @@ class Results:
         try:
             found = cast(Mapping[str, Any], content)
             form, types = found["form"], dict(found["types"])
-            right = form in (ONE, TUPLE, DICT) and {*types} == {*features} and len(types) > 0
-            if not right or not {*types.values()} <= {TORCH, NUMPY, LIST, NUMBER}:
+            made = cls(form, types)
+            right = form in (ONE, TUPLE, DICT) and made.features == {*features} and len(types) > 0
+            if not right or not {*types.values()} <= {*_SAID}:
                 raise ValueError(content)
         except (TypeError, ValueError, LookupError) as error:
             raise CacheError(
                 f"the cache's fingerprint has results {content!r:.100}, which this featcache does "
                 "not know; upgrade featcache, or compute it again in another directory"
             ) from error
-        return cls(form, types)
+        return made
+
+    @property
+    def texts(self) -> list[str]:
+        """The names of the values that are texts, and kept as annotations."""
+        return [name for name, kind in self.types.items() if kind in (TEXT, TEXTS)]
+
+    @property
+    def features(self) -> set[str]:
+        """The names of the features: of all other values, or, if all are texts, of their size."""
+        return {*self.types}.difference(self.texts) or {f"{next(iter(self.types))}_size"}
+
+    def parted(
+        self, arrays: Mapping[str, ArrayLike]
+    ) -> tuple[dict[str, ArrayLike], dict[str, str]]:
+        """Return what `arrays` gave as features and texts.
+
+        A cache has one feature at least: where all values are texts, their size in bytes.
+        """
+        texts = {name: cast(Array, arrays[name]).tobytes().decode() for name in self.texts}
+        features = {name: array for name, array in arrays.items() if name not in texts}
+        if texts and not features:
+            size = np.int64(sum(len(cast(Array, array)) for array in arrays.values()))
+            return dict.fromkeys(self.features, cast(ArrayLike, size)), texts
+        return features, texts
 
     def to_json(self) -> dict[str, object]:
         """Return it as JSON values, for the fingerprint, whose dicts lose their order."""
@@ -101,14 +130,18 @@ class Results:
             if not isinstance(value, Mapping):
                 raise _other_form(id, "a dict by feature", value)
             values = dict(value)
+            if missing := sorted({*self.texts} - values.keys()):
+                raise FeatureError(
+                    f"utterance {id!r}: {missing[0]!r} is missing, a text of the first result"
+                )
         elif self.form == TUPLE:
             if not isinstance(value, tuple | list) or len(value) != len(self.types):
                 raise _other_form(id, f"{len(self.types)} values", value)
             values = dict(zip(self.types, value, strict=True))
         else:
             values = {next(iter(self.types)): value}
-        arrays = {name: as_array(id, name, each) for name, each in values.items()}
-        for name in arrays.keys() & self.types.keys() - self._told:
+        arrays = {name: self._array(id, name, each) for name, each in values.items()}
+        for name in (arrays.keys() & self.types.keys() - self._told).difference(self.texts):
             kind, dtype = _kind_of(values[name]), _dtype_of(arrays[name])
             stored = dtype if features is None or name not in features else features[name].dtype
             if (kind, dtype) != (self.types[name], stored):
@@ -120,9 +153,24 @@ class Results:
                 )  # fmt: skip
         return arrays
 
+    def _array(self, id: str, name: str, value: object) -> ArrayLike:
+        kind = self.types.get(name, NUMBER)
+        if kind not in (TEXT, TEXTS):
+            return as_array(id, name, value)
+        no_texts = isinstance(value, list) and not value
+        if _kind_of(value) != kind and not (kind == TEXTS and no_texts):
+            raise FeatureError(
+                f"utterance {id!r}, {name!r}: the first result was {_SAID[kind]}, this one is "
+                f"{value!r:.60}, no feature beside texts"
+            )
+        return text_bytes(id, name, value if kind == TEXT else json.dumps(value))
+
     def converters(self, features: Features) -> list[tuple[str, Converter]]:
         """Return by feature, in the order of a tuple, what makes a value of a stored array."""
-        return [(name, _converter(features[name].dtype, kind)) for name, kind in self.types.items()]
+        return [
+            (name, _TEXT_OF[kind] if kind in _TEXT_OF else _converter(features[name].dtype, kind))
+            for name, kind in self.types.items()
+        ]
 
     def of_values(self, values: Sequence[object]) -> object:
         """Return values, in the order of `converters`, as a result."""
@@ -139,7 +187,7 @@ def declared_for(
     `storage` are other settings of all of them: backend, codec, options.
     """
     features: dict[str, FeatureStorageConfig] = {}
-    for name, array in results.arrays(id, value).items():
+    for name, array in results.parted(results.arrays(id, value))[0].items():
         axis = None if array.ndim == 0 else 0
         try:
             settings = cast(Mapping[str, Any], storage)
@@ -200,6 +248,14 @@ def _is_exact(id: str, value: ArrayLike, read: Array, feature: FeatureStorageCon
     return np.array_equal(back, given if feature.time_axis == 0 else given[0, ...])
 
 
+def text_bytes(id: str, name: str, value: object) -> Array:
+    """Return a text as its UTF-8 bytes; raises `FeatureError` for what has none."""
+    try:
+        return np.frombuffer(str(value).encode(), np.uint8)
+    except UnicodeEncodeError as error:
+        raise FeatureError(f"utterance {id!r}, {name!r}: {error}") from error
+
+
 def as_array(id: str, name: str, value: object) -> ArrayLike:
     """Return a value as something to store: an array or a tensor as it is."""
     if isinstance(value, np.ndarray | np.generic) or is_tensor(value):
@@ -214,26 +270,36 @@ def as_array(id: str, name: str, value: object) -> ArrayLike:
     if array.dtype.kind not in "iufb":
         raise FeatureError(
             f"utterance {id!r}, feature {name!r}: {value!r:.60} is no feature; return numbers (a "
-            "tensor, an array, a list or a number), and no texts nor ids beside them"
+            "tensor, an array, a list or a number), or texts, and of each utterance the same"
         )
     return array
 
 
 def _type_of(id: str, name: str, value: object) -> str:
-    as_array(id, name, value)
-    return _kind_of(value)
+    kind = _kind_of(value)
+    if kind not in (TEXT, TEXTS):
+        as_array(id, name, value)
+    return kind
 
 
 def _kind_of(value: object) -> str:
     if is_tensor(value):
         return TORCH
     if isinstance(value, list):
-        return LIST
+        return TEXTS if value and all(isinstance(each, str) for each in value) else LIST
+    if isinstance(value, str):
+        return TEXT
     return NUMPY if isinstance(value, np.ndarray) else NUMBER
 
 
 def _dtype_of(value: ArrayLike) -> str:
     return str(value.dtype).removeprefix("torch.")
+
+
+_TEXT_OF: Mapping[str, Converter] = {
+    TEXT: lambda array: array.tobytes().decode(),
+    TEXTS: lambda array: json.loads(array.tobytes()),
+}
 
 
 def _converter(dtype: str, kind: str) -> Converter:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple, cast
 
 import xxhash
 
@@ -30,10 +31,12 @@ from featcache.errors import (
     CacheLockedError,
     ComputeError,
     DuplicateIdError,
+    FeatureError,
     KeyNotFoundError,
     StaleCacheError,
 )
 from featcache.extraction.process_part import WhileFilling
+from featcache.format.annotations import check_annotations
 from featcache.format.files import check_id, check_own_directory, explained
 from featcache.format.index import Stamps
 from featcache.interface import Array
@@ -487,10 +490,12 @@ class Share:
         live = self._live or self._created(id, value)
         is_declared = self._plan.features is not None or not live.has_form
         arrays = live.results.arrays(id, value, None if is_declared else live.features)
-        check_features(id, arrays, live.features)
+        stored, texts = live.results.parted(arrays)
+        check_features(id, stored, live.features)
         back = as_read_back if is_declared else exactly_read_back
-        read = {name: back(id, arrays[name], each) for name, each in live.features.items()}
-        self._store(call, arrays, read)
+        read = {name: back(id, stored[name], each) for name, each in live.features.items()}
+        read |= {name: cast(Array, arrays[name]) for name in texts}
+        self._store(call, _Told(stored, texts, call.stamps()), read)
         self._done(id, mine, delivered=True)
         return live.result_of(read)
 
@@ -500,24 +505,19 @@ class Share:
         results = Results.of(id, value, self._plan.known_names) if live is None else live.results
         return results.arrays(id, value)
 
-    def _store(
-        self, call: Call, arrays: Mapping[str, ArrayLike], read: Mapping[str, Array]
-    ) -> None:
-        stamps = call.stamps()
+    def _store(self, call: Call, told: _Told, read: Mapping[str, Array]) -> None:
         with self._lock:
             self._last_miss = time.monotonic()
             try:
-                durable = self._add(call, arrays, read, stamps)
+                durable = self._add(call, told, read)
             except StaleCacheError:  # it was overwritten
                 self._end_part()
                 self._look()
-                durable = self._add(call, arrays, read, stamps)
+                durable = self._add(call, told, read)
             if self._claims is not None and durable:
                 self._claims.give_up(*durable)
 
-    def _add(
-        self, call: Call, arrays: Mapping[str, ArrayLike], read: Mapping[str, Array], stamps: Stamps
-    ) -> list[str]:
+    def _add(self, call: Call, told: _Told, read: Mapping[str, Array]) -> list[str]:
         """Store an utterance in the own part; returns ids of those that have become durable."""
         self._filling.check_open()
         if self._part is None:
@@ -526,7 +526,7 @@ class Share:
             filling = self._filling
             writer.ask_before(commits=filling.vouch, seals=filling.may_seal)
             self._part = _OwnPart(writer)
-        durable = self._part.add(call.id, arrays, read, stamps)
+        durable = self._part.add(call.id, told, read)
         if self._filling.is_sure:  # else with the next commit
             self._part.writer.show()
         return durable
@@ -588,8 +588,14 @@ class Share:
         with self._lock:
             results = Results.of(id, value, plan.known_names)
             features = plan.features or declared_for(id, results, value, plan.storage)
-            first = results.arrays(id, value)
+            first, texts = results.parted(results.arrays(id, value))
+            if declared := sorted(texts.keys() & features.keys()):
+                raise FeatureError(
+                    f"utterance {id!r}, feature {declared[0]!r}: a text is no feature; leave its "
+                    "declaration out (features=), it is kept as an annotation"
+                )
             check_features(id, first, features)
+            check_annotations(id, texts, features)
             for name, feature in features.items():  # or there would be a cache that holds none
                 to_storage(id, first[name], feature)
             made_from = {**plan.fingerprint(), "results": results.to_json()}
@@ -621,6 +627,14 @@ def _is_first_worker() -> bool:
     return worker is None or worker.id == 0
 
 
+class _Told(NamedTuple):
+    """An utterance as it is stored: features, texts as annotations, stamps."""
+
+    arrays: Mapping[str, ArrayLike]
+    texts: Mapping[str, str]
+    stamps: Stamps
+
+
 class _OwnPart:
     """The part that a process writes, and what of it others cannot read for sure yet.
 
@@ -633,9 +647,7 @@ class _OwnPart:
         self.fresh: dict[str, tuple[dict[str, Array], Stamps]] = {}
         self._numbers: deque[tuple[int, str]] = deque()  # of these, among the writer's utterances
 
-    def add(
-        self, id: str, arrays: Mapping[str, ArrayLike], read: Mapping[str, Array], stamps: Stamps
-    ) -> list[str]:
+    def add(self, id: str, told: _Told, read: Mapping[str, Array]) -> list[str]:
         """Store an utterance; returns ids of those that have become durable."""
         durable: list[str] = []
         while self._numbers and self._numbers[0][0] <= self.writer.committed:
@@ -644,7 +656,7 @@ class _OwnPart:
             self._numbers.popleft()
         with contextlib.suppress(DuplicateIdError):
             # another process was as quick, it was deleted since, or a write of it interrupted
-            self.writer.write(id, arrays, stamps=stamps)
-        self.fresh[id] = {name: array.copy() for name, array in read.items()}, stamps
+            self.writer.write(id, told.arrays, annotations=told.texts, stamps=told.stamps)
+        self.fresh[id] = {name: array.copy() for name, array in read.items()}, told.stamps
         self._numbers.append((len(self.writer), id))
         return durable

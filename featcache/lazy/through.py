@@ -174,6 +174,15 @@ class ReadThrough:
                     raise
                 here.share = None
 
+    def change_file_mode(self, file_mode: Literal["a", "r"]) -> None:
+        """Publish what was written, then go on in another mode: that of `featcache.cache`.
+
+        A dynamic item has the method, too, as SpeechBrain's cached ones have.
+        """
+        _check_mode(file_mode)
+        self.close()
+        self._plan = replace(self._plan, read_only=file_mode == "r")
+
     def __enter__(self) -> Self:
         return self
 
@@ -261,8 +270,9 @@ def through(
     Args:
         cache: the cache directory; made at the first result.
         compute: a function of an utterance id, and of whatever else it takes. It returns a tensor,
-            an array, a list of numbers or a number; or several, as a dict by feature, or as a tuple
-            in the order of `features`, which are numbered where nobody names them. An id has one
+            an array, a list of numbers, a number, a text or a list of texts; or several, as a dict
+            by feature, or as a tuple in the order of `features`, which are numbered where nobody
+            names them. Texts are kept as annotations, lists of them as JSON. An id has one
             result, that of the arguments behind it when it was computed. Or a map-style data set
             whose items are such results: then the same data set, with a cache before it.
         features: the declarations; None: as the first result has them, as raw numbers, named after
@@ -380,8 +390,8 @@ class ReadThroughDataset(Dataset[object]):
     """A map-style data set whose items are kept in a cache, by id; see `ReadThrough`.
 
     The cache is complete once it holds all items. The items are what the data set returns, the
-    types of the first one being those of all: tensors, arrays, lists of numbers and numbers, alone,
-    as a tuple or as a dict.
+    types of the first one being those of all: tensors, arrays, lists of numbers, numbers, texts and
+    lists of texts, alone, as a tuple or as a dict.
 
     Threads may share it, and it may be forked and pickled, as the function may; the data set is
     then read by several threads, or pickled, too.
@@ -472,11 +482,7 @@ def cache(
     >>> tokens("utt-1", "yes"), tokens("utt-1", "yes")
     ([121, 101, 115], [121, 101, 115])
     """
-    if file_mode not in ("a", "r"):
-        raise ConfigError(
-            f"file_mode is 'a' or 'r', not {file_mode!r}; to compute everything again remove the "
-            "directory"
-        )
+    _check_mode(file_mode)
     path = _path_of(cache_location, cache_filename)
     storage = _storage(compression)
     if storage and features is not None:
@@ -495,9 +501,18 @@ def cache(
         plan = replace(plan, names=_names(item) or plan.names)
         item = copy.copy(item)
         item.func = ReadThrough(item.func, plan)
+        item.change_file_mode = item.func.change_file_mode
         return cast(F, item)
 
     return decorate
+
+
+def _check_mode(file_mode: str) -> None:
+    if file_mode not in ("a", "r"):
+        raise ConfigError(
+            f"file_mode is 'a' or 'r', not {file_mode!r}; to compute everything again remove the "
+            "directory"
+        )
 
 
 def _path_of(location: object, filename: str | None) -> Path:

@@ -7,8 +7,9 @@ locked; what is read from an open part is compared with its checksum.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from featcache.container_files import bytes_at
 from featcache.container_files.lock import HOLDER, holder, is_locked, may_live
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CorruptCacheError
+from featcache.format.annotation_columns import Column
 from featcache.format.files import open_within
 from featcache.format.index import UNKNOWN, Index, Stamps
 from featcache.format.journal import NAME, Header, Placed, Utterance, read_journal, record_of
@@ -92,6 +94,7 @@ class _Sealed:
     index: Index
     left_out: Ints  # rows that count no more
     arrays: Mapping[str, FeatureArrays]
+    annotation: Callable[[str], Column]
 
     def row(self, id: str) -> int:
         row = self.index.find(id)
@@ -176,6 +179,14 @@ class Unpublished:
         noted = self._noted.get(id)
         return UNKNOWN if noted is None else noted.utterance.stamps
 
+    def annotations(self, id: str, names: Sequence[str]) -> dict[str, object]:
+        """Return these annotations of an utterance."""
+        for sealed in [*self._sealed.values()]:
+            if (row := sealed.row(id)) >= 0:
+                return {name: sealed.annotation(name)[row] for name in names}
+        noted = self._noted[id].utterance.annotations
+        return {name: noted[name] for name in names}
+
     def _is_lost_one(self, noted: _Noted, tail: JournalTail) -> bool:
         return noted.number >= tail.committed and self._is_lost(noted.part)
 
@@ -227,7 +238,12 @@ class Unpublished:
         index = part.index(self._cache, list(self._features))
         declared = {name: manifest.features[name] for name in self._features}
         arrays = OpenedPart.of(self._cache, part, declared, index).arrays
-        return _Sealed(index, part.tombstones(self._cache), arrays)
+        kinds = index.annotations
+
+        def annotation(name: str) -> Column:
+            return part.annotation(self._cache, name, kinds[name])
+
+        return _Sealed(index, part.tombstones(self._cache), arrays, lru_cache(annotation))
 
     def _forget(self, name: str) -> None:
         self._sealed.pop(name, None)

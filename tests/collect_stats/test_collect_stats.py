@@ -76,6 +76,28 @@ def test_collected_features_are_in_a_cache_and_in_files_that_espnet_reads(
         np.testing.assert_array_equal(cache.read(id_of(number), "first"), speech_of(number)[:1])
 
 
+def test_all_keys_of_espnet3_are_counted_when_they_are_asked_for(folder: Path, split: Path) -> None:
+    collect(Provider(folder, size=9), 9, all_keys=True, write_collected_feats=True)
+    frames = [len(speech_of(number)) for number in range(9)]
+    keys = ["feats", "feats_lengths", "first"]
+    assert (split / "stats_keys").read_text().split() == keys
+    stats = FeatureStats.load(split / "feats_lengths_stats.npz")
+    assert stats.count == 9
+    assert [stats.sum, stats.sum_square] == pytest.approx([sum(frames), np.square(frames).sum()])
+    shapes = {path.name: path.read_text().splitlines() for path in split.glob("*_shape")}
+    assert {*shapes} == {f"{key}_shape" for key in (*keys, "speech", "text", "number")}
+    assert shapes["feats_lengths_shape"] == sorted(f"{id_of(number)} 1" for number in range(9))
+    assert shapes["speech_shape"] == sorted(f"{id_of(n)} {frames[n]},{DIMS}" for n in range(9))
+    assert shapes["text_shape"] == sorted(f"{id_of(n)} {n % 4}" for n in range(9))
+    cache = featcache.open(split / "collect_feats")
+    assert cache.lengths("feats").sum() == sum(frames)
+    listed = (split / "collect_feats" / "feats_lengths.scp").read_text().splitlines()
+    paths = dict(line.split(maxsplit=1) for line in listed)
+    assert [np.load(paths[id_of(n)]).tolist() for n in range(9)] == [[n] for n in frames]
+    with pytest.raises(StaleCacheError, match="all_keys"):
+        collect(Provider(folder, size=9), 9, write_collected_feats=True)
+
+
 def test_samplers_and_normalisation_read_the_files(folder: Path, split: Path) -> None:
     collect(Provider(folder), write_collected_feats=True)
     cache = featcache.open(split / "collect_feats")

@@ -17,13 +17,14 @@ import torch
 from hyperpyyaml import load_hyperpyyaml
 from places import ROOT
 from speechbrain.dataio.dataset import DynamicItemDataset
+from speechbrain.processing.features import InputNormalization
 
 import featcache
 
 RATE_HZ = 16000
 TEXT = (ROOT / "docs" / "guides" / "speechbrain.md").read_text()
 (STORAGE,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
-BRAIN, USE, LOADER = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+BRAIN, USE, NORMALISER, LOADER = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 # what a recipe has before it hears of featcache
 RECIPE = """
 output_folder: {folder}
@@ -99,6 +100,20 @@ def test_the_blocks_cache_both_splits_and_train_an_epoch_from_them(tmp_path: Pat
         samples = RATE_HZ // 4 + 1237 * number
         assert cache.read(f"train-{number}", "fbank").shape == (samples // 160 + 1, 80)
         assert cache.read(f"train-{number}", "energy").shape == (samples // 160 + 1,)
+
+
+def test_the_normaliser_is_one_that_saw_the_training_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = make_recipe(tmp_path)
+    names["hparams"]["normalize"] = norm = InputNormalization(update_until_epoch=-1)
+    exec(USE, names)
+    exec(NORMALISER, names)
+    view = names["train_view"]
+    frames = np.concatenate([view.read(id, "fbank") for id in view]).astype(np.float64)
+    np.testing.assert_allclose(norm.glob_mean, frames.mean(0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(norm.glob_std, frames.std(0), rtol=1e-5)
 
 
 def test_the_blocks_compute_nothing_a_second_time_and_need_no_audio_then(tmp_path: Path) -> None:

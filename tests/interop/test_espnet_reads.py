@@ -13,6 +13,7 @@ import torch
 from collect_stats_helpers import Provider, collect, id_of, speech_of
 
 import featcache
+from featcache.interop.kaldi import to_kaldi
 
 pytest.importorskip(
     "espnet2", reason="ESPnet is not installed: pip install --no-deps espnet typeguard"
@@ -40,6 +41,37 @@ def test_its_global_mvn_has_the_mean_and_standard_deviation_of_all_frames(split:
     ours = featcache.GlobalMVN.from_stats(featcache.FeatureStats.load(split / "feats_stats.npz"))
     # ours holds float32
     torch.testing.assert_close(ours(torch.tensor(frames)), normalised, rtol=0, atol=1e-6)
+
+
+def test_it_reads_the_statistics_and_shapes_of_a_kaldi_export(tmp_path: Path) -> None:
+    frames = {f"u{number}": speech_of(number) for number in range(9)}
+    with featcache.CacheWriter(
+        tmp_path / "cache", [featcache.FeatureStorageConfig("fbank")]
+    ) as writer:
+        for id, array in frames.items():
+            writer.write(id, {"fbank": array})
+    cache = featcache.open(tmp_path / "cache")
+    to_kaldi(cache, tmp_path / "data")
+    normalise = global_mvn.GlobalMVN(tmp_path / "data" / "feats_stats.npz")
+    # Kaldi's statistics, for which it takes a `.npy`
+    cmvn = pytest.importorskip("kaldiio").load_mat(str(tmp_path / "data" / "cmvn.ark"))
+    np.save(tmp_path / "cmvn.npy", cmvn)
+    of_kaldi = global_mvn.GlobalMVN(tmp_path / "cmvn.npy")
+    ours = featcache.GlobalMVN.from_cache(cache, "fbank")
+    for array in frames.values():
+        length = torch.tensor([len(array)])
+        expected = ours(torch.from_numpy(array)[None], length)
+        for theirs in (normalise, of_kaldi):
+            # in place: of a copy
+            found, _ = theirs(torch.tensor(array)[None], length)
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    files = [str(tmp_path / "data" / "feats_shape")]
+    needed: dict[str, Any] = {"batch_size": 1, "batch_bins": 60, "type": "numel"}
+    theirs = batch_samplers.build_batch_sampler(shape_files=files, **needed)
+    rows = featcache.espnet.build_batch_sampler("numel", batch_bins=60, lengths=cache)
+    assert [[cache.id(int(row)) for row in batch] for batch in rows] == [
+        [*batch] for batch in theirs
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,75 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from speechbrain.dataio.batch import PaddedBatch, PaddedData
 from speechbrain.dataio.dataloader import SaveableDataLoader
+from speechbrain.processing.features import InputNormalization
+from speechbrain.utils.checkpoints import Checkpointer
+from speechbrain.utils.parameter_transfer import Pretrainer
 from torch.utils.data import DataLoader
 from training_helpers import make_training_cache
 
 import featcache
-from featcache import FeatureDataset, FeatureLoader
-from featcache.interop.speechbrain import padded_batch
+from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig
+from featcache.interop.speechbrain import padded_batch, save_normalizer
+
+
+@pytest.mark.parametrize("way", ["_load", "Pretrainer", "Checkpointer"])
+def test_a_normaliser_of_a_cache_is_one_that_saw_all_data(tmp_path: Path, way: str) -> None:
+    draw = np.random.default_rng(3)
+    frames = [draw.standard_normal((n, 4)).astype(np.float32) * 3 + 50 for n in (5, 9, 2, 7)]
+    with CacheWriter(tmp_path / "cache", [FeatureStorageConfig("fbank")]) as writer:
+        for number, array in enumerate(frames):
+            writer.write(f"utt-{number}", {"fbank": array})
+    saw_all = InputNormalization()
+    lengths = torch.tensor([len(array) / 9 for array in frames])
+    batch = torch.nn.utils.rnn.pad_sequence([*map(torch.from_numpy, frames)], batch_first=True)
+    saw_all(batch, lengths, epoch=0)
+
+    path = tmp_path / "normalizer.ckpt"
+    save_normalizer(tmp_path / "cache", "fbank", path)
+    norm = InputNormalization(update_until_epoch=-1)
+    if way == "_load":
+        norm._load(path)
+    elif way == "Pretrainer":
+        loads = Pretrainer(tmp_path / "in", {"normalizer": norm}, {"normalizer": str(path)})
+        loads.collect_files()
+        loads.load_collected()
+    else:
+        saver = Checkpointer(tmp_path / "saved", {"normalizer": norm})
+        folder = saver.save_checkpoint().path
+        (folder / "normalizer.ckpt").write_bytes(path.read_bytes())
+        saver.recover_if_possible()
+    assert norm.count == saw_all.count == sum(map(len, frames))
+    for epoch in (1, 2):  # in training, too: nothing is updated
+        torch.testing.assert_close(
+            norm.train()(batch, lengths, epoch=epoch), saw_all.eval()(batch, lengths)
+        )
+    every = norm.eval()(torch.from_numpy(np.concatenate(frames))[None])
+    torch.testing.assert_close(every.mean(1), torch.zeros(1, 4), atol=1e-5, rtol=0)
+    assert every.dtype == torch.float32
+
+
+def test_a_normaliser_is_of_the_utterances_of_a_view(tmp_path: Path) -> None:
+    cache = make_training_cache(tmp_path / "cache")
+    save_normalizer(cache.select([3, 4]), "fbank", tmp_path / "view.ckpt")
+    norm = InputNormalization()
+    norm._load(tmp_path / "view.ckpt")
+    seen = np.concatenate([cache.read(f"utt-0{number}", "fbank") for number in (3, 4)])
+    assert norm.count == len(seen)
+    torch.testing.assert_close(norm.glob_mean, torch.from_numpy(seen.mean(0)))
+    with CacheWriter(tmp_path / "part", [FeatureStorageConfig("x")]) as writer:
+        writer.write("a", {"x": np.ones((1, 2), np.float32)})
+        writer.close(complete=False)
+    with pytest.raises(featcache.errors.IncompleteError):
+        save_normalizer(tmp_path / "part", "x", tmp_path / "part.ckpt")
+    save_normalizer(tmp_path / "part", "x", tmp_path / "part.ckpt", allow_incomplete=True)
 
 
 @pytest.fixture(scope="module")

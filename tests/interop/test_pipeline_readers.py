@@ -64,6 +64,24 @@ def assert_batches_hold_everything_once(loader: SaveableDataLoader) -> None:
     assert sorted(seen) == sorted(FRAMES)
 
 
+def test_use_says_which_features_come_from_the_cache(
+    storage: featcache.FeatureStorage, dataset: DynamicItemDataset, tmp_path: Path
+) -> None:
+    dataset.add_dynamic_item(lambda id: "computed", takes="id", provides="fbank")
+    nowhere = featcache.FeatureStorage(tmp_path / "nowhere", storage.features)
+    nowhere.attach(dataset, "train", use=False, dtypes={"fbank": "float32"}, missing="skip")
+    storage.attach(dataset, "train", use=["units"])
+    dataset.set_output_keys(["id", "fbank", "units"])
+    assert dataset[1]["fbank"] == "computed"
+    np.testing.assert_array_equal(dataset[1]["units"], units_of("utt-01"))
+    with pytest.raises(ConfigError, match=r"key 'fbank' already.*use=False"):
+        storage.attach(dataset, "train", "fbank", use=True)
+    with pytest.raises(ConfigError, match="use names a feature 'units' that is not attached"):
+        storage.attach(dataset, "train", "fbank", use="units")
+    with pytest.raises(UnknownNameError, match="'unist' is not declared"):
+        storage.attach(dataset, "train", use="unist")
+
+
 @pytest.mark.parametrize("context", [None, "fork", "spawn"])
 def test_a_loader_gets_cached_features_in_process_and_in_workers(
     storage: featcache.FeatureStorage, dataset: DynamicItemDataset, context: str | None

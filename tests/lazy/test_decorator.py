@@ -164,6 +164,22 @@ def test_read_only_items_name_what_is_missing(tmp_path: Path) -> None:
     assert calls == ["utt-1"] * 2
 
 
+def test_an_item_that_has_filled_its_cache_goes_on_reading_alone(tmp_path: Path) -> None:
+    ones = featcache.cache(tmp_path / "cache")(item(lambda number: torch.ones(number, 2)))
+    dataset = dataset_of(ones)
+    dataset.iterate_once(output_keys=["feats"], progressbar=False)
+    cached: Any = ones
+    cached.change_file_mode("r")
+    assert len(featcache.open(tmp_path / "cache")) == 4
+    view = dataset.filtered_sorted(sort_key="number", reverse=True)
+    assert [len(each["feats"]) for each in view] == [4, 3, 2, 1]
+    with pytest.raises(featcache.KeyNotFoundError, match="no utterance 'utt-9'"):
+        ones("utt-9", 1)
+    assert len(calls) == 5  # the first one twice
+    cached.change_file_mode("a")
+    assert len(ones("utt-9", 1)) == 1
+
+
 def test_two_items_in_one_directory_are_told_apart_by_file_name(tmp_path: Path) -> None:
     ones, zeros = (
         featcache.cache(tmp_path, cache_filename=name)(item(result))

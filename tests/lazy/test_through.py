@@ -138,9 +138,10 @@ def test_gradients_are_not_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("result", "says"),
     [
-        ("text", "'text' is no feature"),
         (None, "None is no feature"),
-        (["a", "b"], "is no feature"),
+        (["a", 1], "is no feature"),
+        ({"id": "utt-1", "n": 1}, "annotation 'id'"),
+        ("\ud800", "surrogates not allowed"),
         ([[1], [1, 2]], "the list is no array"),
         (torch.tensor([1j]), "complex"),
         (torch.tensor([[float("nan")]]), "is not finite"),
