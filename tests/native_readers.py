@@ -46,11 +46,11 @@ def numbers_of(block: NDArray[np.uint8], dims: tuple[int, ...]) -> Array:
     """Make numbers of a block of int8."""
     rows, width, octets = int(block[4:8].view("<u4")[0]), math.prod(dims), block[8:]
     if rows <= 2:
-        return octets.view("<f4").reshape(rows, *dims)
+        return np.asarray(octets.view("<f4")).reshape(rows, *dims)
     low = octets[: 4 * width].view("<f4")
     step = (octets[4 * width : 6 * width].view("<u2").astype("<u4") << 16).view("<f4")
     codes = octets[6 * width :].reshape(rows, width)
-    return (low + codes.astype("f4") * step).reshape(rows, *dims)
+    return np.asarray(low + codes.astype("f4") * step).reshape(rows, *dims)
 
 
 def read_hdf5(directory: Path, feature: FeatureSpec, places: Places) -> Arrays:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,7 +105,7 @@ class Int8Codec:
         count = min(rows - start, len(out))
         if count <= 0:
             return 0
-        frames = out[:count].reshape(count, width)
+        frames = cast(Floats, out[:count].reshape(count, width))
         if rows <= MOST_EXACT:
             begin = HEAD_BYTES + start * width * LOW.itemsize
             frames[...] = np.ndarray((count, width), LOW, data, begin)

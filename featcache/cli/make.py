@@ -263,8 +263,8 @@ def estimate(
     rows = [_way(row) for row in told.rows]
     if as_json:
         whole = {"utterances": told.utterances, "bytes": told.nbytes, "seconds": told.hours * 3600}
-        whole |= {"frames": dict(told.frames), "advice": told.advice}
-        print_json("estimate", {**whole, "ways": rows})
+        others = {"frames": dict(told.frames), "ways": rows, "advice": told.advice}
+        print_json("estimate", {**whole, **others})
         return
     time = duration(told.hours * 3600)
     say(

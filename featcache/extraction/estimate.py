@@ -50,7 +50,7 @@ def chosen(sizes: NDArray[np.float64] | Ints, number: int) -> Ints:
 
 
 @dataclass(frozen=True)
-class ReadBack:
+class TrialReading:
     """Numbers of a trial as they come back: how far off they are, and how fast they come."""
 
     largest_error: float = 0.0  # of a number
@@ -59,7 +59,7 @@ class ReadBack:
     gb_s: float = 0.0  # 1e9 bytes a second of a thread's own time, floats as float32
 
     @classmethod
-    def of(cls, path: Path, feature: str, sample: Sequence[TableRow]) -> ReadBack:
+    def of(cls, path: Path, feature: str, sample: Sequence[TableRow]) -> TrialReading:
         """Read a feature of a cache of the sample, in batches of like lengths."""
         exact = {row.id: row.arrays[feature] for row in sample}
         ids = sorted(exact, key=lambda id: exact[id].size)
@@ -111,7 +111,7 @@ class _Written:
     raw: Mapping[str, int]
     took_s: float
     filling: int  # bytes at the ends of containers that say nothing, as the rest of a chunk
-    found: ReadBack | None = None  # of its one feature, where that was asked for
+    found: TrialReading | None = None  # of its one feature, where that was asked for
 
     @property
     def beside(self) -> int:
@@ -144,7 +144,7 @@ def _written(
         opened.close()
         files = (file for file in path.rglob("*") if file.is_file())
         nbytes = sum(file.stat().st_size for file in files)
-        found = ReadBack.of(path, *features, sample) if read else None
+        found = TrialReading.of(path, next(iter(features)), sample) if read else None
         return _Written(nbytes, stored, raw, took_s, filling, found)
 
 
@@ -178,7 +178,7 @@ class Forecast:
 
     nbytes: int  # on disk
     seconds: float  # in one process
-    found: ReadBack | None = None  # of the sample
+    found: TrialReading | None = None  # of the sample
 
 
 @dataclass(frozen=True)
@@ -490,7 +490,7 @@ def _row(
         if declared:
             raise
         return None
-    found = coming.found or ReadBack()
+    found = coming.found or TrialReading()
     return StorageEstimate(
         feature.name,
         feature.backend,

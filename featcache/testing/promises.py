@@ -34,7 +34,6 @@ from featcache.interface import (
     ChecksArrays,
     Codec,
     ContainerWriter,
-    DecodesFrames,
     EncodedArray,
     Extent,
     FeatureSpec,
@@ -271,22 +270,6 @@ class Decoding:
         finally:
             tracemalloc.stop()
         assert most < 4 * len(data) + MARGIN_BYTES
-
-    def test_frames_of_a_block_are_those_of_the_whole_one(
-        self, storage: Storage, codec: Codec
-    ) -> None:
-        if not isinstance(codec, DecodesFrames):
-            pytest.skip("it decodes whole blocks")
-        for rows in (1, 2, 3, 40):
-            block = random_numbers(storage.dtypes[0], (rows, 2, 5))
-            data = memoryview(codec.encode(block))
-            whole = codec.decode(data, block.dtype, (2, 5), rows)
-            for start, room in ((0, rows), (0, 1), (rows - 1, 5), (rows // 2, 100), (rows, 1)):
-                out = np.full((room, 2, 5), 7, block.dtype)
-                found = codec.decode_into(data, start, out)
-                assert found == min(rows - start, room)
-                assert out[:found].tobytes() == whole[start : start + found].tobytes()
-                assert (out[found:] == 7).all()
 
     def test_bytes_of_anything_else_are_refused(self, storage: Storage, codec: Codec) -> None:
         dtype = np.zeros((), storage.declare().dtype).dtype
