@@ -231,6 +231,18 @@ class Codec(Protocol):
         """
 
 
+@runtime_checkable
+class DecodesFrames(Protocol):
+    """A `Codec` that decodes some frames of a block, straight to where they are wanted."""
+
+    def decode_into(self, data: memoryview, start: int, out: Array) -> int:
+        """Fill `out` (frames, *dims) with the block's frames from `start` on.
+
+        Returns how many frames that are: fewer than `out` has room for where the block ends.
+        Raises as `decode` does, also for another dtype than that of the block.
+        """
+
+
 @functools.cache
 def storage_dtype(dtype: str) -> np.dtype[np.generic]:
     """Return the little-endian numpy dtype that holds the declared `dtype` on disk.

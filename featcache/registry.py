@@ -43,7 +43,7 @@ def get_backend(name: str) -> type[Backend]:
     Raises `UnknownNameError` if no such backend is installed.
 
     >>> get_backend("memmap").codecs
-    ('raw',)
+    ('raw', 'int8')
     """
     backend = cast(type[Backend], _load(BACKENDS, "backend", name, _OF_BACKENDS))
     if not backend.codecs:

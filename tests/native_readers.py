@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featcache.interface import Array, Extent, FeatureSpec
 
@@ -22,11 +24,33 @@ def read_npy(directory: Path, feature: FeatureSpec, places: Places) -> Arrays:
     frames = np.load(path)
     header_bytes = path.stat().st_size - frames.nbytes
     arrays = {}
+    if feature.codec is not None:
+        for id, extents in places.items():
+            starts = [each.offset - header_bytes for each in extents]
+            blocks = [
+                numbers_of(frames[start : start + each.nbytes], feature.dims)
+                for start, each in zip(starts, extents, strict=True)
+            ]
+            arrays[id] = shaped(
+                feature, np.concatenate(blocks or [np.empty((0, *feature.dims), "f4")])
+            )
+        return arrays
     for id, extents in places.items():
         nbytes = sum(extent.nbytes for extent in extents)
         start = (extents[0].offset - header_bytes) // feature.row_bytes if extents else 0
         arrays[id] = shaped(feature, frames[start : start + nbytes // feature.row_bytes])
     return arrays
+
+
+def numbers_of(block: NDArray[np.uint8], dims: tuple[int, ...]) -> Array:
+    """Make numbers of a block of int8."""
+    rows, width, octets = int(block[4:8].view("<u4")[0]), math.prod(dims), block[8:]
+    if rows <= 2:
+        return np.asarray(octets.view("<f4")).reshape(rows, *dims)
+    low = octets[: 4 * width].view("<f4")
+    step = (octets[4 * width : 6 * width].view("<u2").astype("<u4") << 16).view("<f4")
+    codes = octets[6 * width :].reshape(rows, width)
+    return np.asarray(low + codes.astype("f4") * step).reshape(rows, *dims)
 
 
 def read_hdf5(directory: Path, feature: FeatureSpec, places: Places) -> Arrays:

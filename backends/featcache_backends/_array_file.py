@@ -19,10 +19,10 @@ from featcache.container_files import (
 )
 from featcache.interface import EncodedArray, Extent, FeatureSpec, Written
 
-Header = Callable[[FeatureSpec, int], bytes]
+Header = Callable[[FeatureSpec, int, int], bytes]
 
 
-def no_header(feature: FeatureSpec, rows: int) -> bytes:
+def no_header(feature: FeatureSpec, rows: int, nbytes: int) -> bytes:
     """Return the header of a format that has none."""
     return b""
 
@@ -33,7 +33,7 @@ class ArrayFile:
     Args:
         path: of the file.
         feature: that it holds.
-        header: returns the header for a number of rows; it has one size for all numbers.
+        header: returns the header for a number of rows and of bytes; it has one size for all.
     """
 
     def __init__(self, path: Path, feature: FeatureSpec, header: Header = no_header) -> None:
@@ -42,7 +42,8 @@ class ArrayFile:
         self._header = header
         self._rows = 0
         self._file = PagedFile(path)
-        self._file.append(header(feature, 0))
+        self._header_bytes = len(header(feature, 0, 0))
+        self._file.append(header(feature, 0, 0))
 
     def append(self, id: str, array: EncodedArray) -> tuple[Extent, ...]:
         """Write an array behind the one before."""
@@ -73,7 +74,8 @@ class ArrayFile:
 
     def close(self) -> None:
         """Write the header of all rows, and close the file durably."""
-        self._file.patch(0, self._header(self._feature, self._rows))
+        nbytes = self._file.size - self._header_bytes
+        self._file.patch(0, self._header(self._feature, self._rows, nbytes))
         self._file.close()
 
     def abort(self) -> None:
@@ -92,7 +94,8 @@ def finish_array_file(
 
     Raises `CorruptCacheError` if it is not such a file.
     """
-    end, total = len(header(feature, 0)), 0
+    begin = end = len(header(feature, 0, 0))
+    total = 0
     for id, arrays in written:
         rows, extents = arrays[feature.name]
         expected = end + rows * feature.row_bytes if feature.codec is None else None
@@ -104,5 +107,5 @@ def finish_array_file(
             raise misplaced(id)
         total += rows
     with open_left(path.parent, path.name, end) as file:
-        write_all(file, header(feature, total))
+        write_all(file, header(feature, total, end - begin))
         end_file(file, end)

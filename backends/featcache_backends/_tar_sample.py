@@ -109,4 +109,4 @@ def _npy_and_shape(feature: FeatureSpec, rows: int) -> tuple[bytes, str]:
     """Return the header of an array's `.npy`, and what stands of it in the JSON member."""
     shape = feature.shape(rows)
     told = json.dumps({"dtype": feature.dtype, "shape": shape})
-    return npy_header(feature, shape), f"{json.dumps(feature.name)}: {told}"
+    return npy_header(feature.storage_dtype, shape), f"{json.dumps(feature.name)}: {told}"

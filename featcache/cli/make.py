@@ -247,9 +247,10 @@ def estimate(
     src: str, feature: tuple[str, ...], utterances: int | None, kind: str | None,
     pattern: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Estimate bytes and time of a cache in other formats, by writing a few utterances of it."""
+    """Estimate bytes, time and losses of a cache in other formats, by a few utterances of it."""
     from featcache import inspect
     from featcache.adoption.adopt import foreign_source
+    from featcache.extraction.estimate import losses
 
     settings = {"kind": kind, "pattern": pattern}
     known = {name: value for name, value in settings.items() if value is not None}
@@ -262,7 +263,8 @@ def estimate(
     rows = [_way(row) for row in told.rows]
     if as_json:
         whole = {"utterances": told.utterances, "bytes": told.nbytes, "seconds": told.hours * 3600}
-        print_json("estimate", {**whole, "frames": dict(told.frames), "ways": rows})
+        others = {"frames": dict(told.frames), "ways": rows, "advice": told.advice}
+        print_json("estimate", {**whole, **others})
         return
     time = duration(told.hours * 3600)
     say(
@@ -270,10 +272,14 @@ def estimate(
         "process", bold=True,
     )  # fmt: skip
     print_table(
-        ["feature", "backend", "codec", "dtype", "bytes", "time", "note"],
-        [_cells(row) for row in rows],
-        right=["bytes", "time"],
+        ["feature", "backend", "codec", "dtype", "bytes", "time", "note", *_LOSSES],
+        [[*_cells(row), *losses(each)] for row, each in zip(rows, told.rows, strict=True)],
+        right=["bytes", "time", *_LOSSES],
     )
+    say(shown(told.advice))
+
+
+_LOSSES = ["largest", "rms", "cosine", "GB/s"]
 
 
 def _way(row: StorageEstimate) -> dict[str, Any]:
@@ -286,6 +292,10 @@ def _way(row: StorageEstimate) -> dict[str, Any]:
         "seconds": row.hours * 3600,
         "declared": row.declared,
         "lossless": row.lossless,
+        "largest_error": row.largest_error,
+        "rms_error": row.rms_error,
+        "cosine": row.cosine,
+        "read_gb_s": row.read_gb_s,
     }
 
 

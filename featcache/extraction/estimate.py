@@ -1,4 +1,4 @@
-"""`estimate`: time and bytes of a cache to be, from a few utterances in each format."""
+"""`estimate`: time, bytes and losses of a cache to be, from a few utterances in each format."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache._checks import whole_number
+from featcache._tensors import as_tensor
 from featcache.adoption.adopt import as_cache, foreign_source
 from featcache.declaration import Features, FeatureStorageConfig
 from featcache.errors import ConfigError, FeatureError, MissingDependencyError, counted
@@ -21,7 +23,8 @@ from featcache.interface import Ints, storage_dtype
 from featcache.reading.generation import Generation
 from featcache.reading.opening import CachePath
 from featcache.registry import backend_names, get_backend, is_lossless
-from featcache.tables.shown import boxed, grid, said_bytes, tiles
+from featcache.store import open as open_cache
+from featcache.tables.shown import boxed, escaped, grid, said_bytes, tiles
 from featcache.tables.table import FeatureTable
 from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.part_writer import PartWriter
@@ -29,6 +32,9 @@ from featcache.writing.part_writer import PartWriter
 # A few utterances written for trial, to tell what all of them will take.
 
 FILLING_BYTES = 4096  # of one value
+BATCH = 16  # utterances that are read together
+TIMES_READ = 2  # the quickest counts
+ALONE = 32_000  # numbers: of more, torch hands a share to other threads
 PREFIX = "work-trial-"  # of the directory of a trial
 
 
@@ -44,12 +50,68 @@ def chosen(sizes: NDArray[np.float64] | Ints, number: int) -> Ints:
 
 
 @dataclass(frozen=True)
+class TrialReading:
+    """Numbers of a trial as they come back: how far off they are, and how fast they come."""
+
+    largest_error: float = 0.0  # of a number
+    rms_error: float = 0.0  # of all numbers
+    cosine: float = 1.0  # of an utterance with what was written: the least
+    gb_s: float = 0.0  # 1e9 bytes a second of a thread's own time, floats as float32
+
+    @classmethod
+    def of(cls, path: Path, feature: str, sample: Sequence[TableRow]) -> TrialReading:
+        """Read a feature of a cache of the sample, in batches of like lengths."""
+        exact = {row.id: row.arrays[feature] for row in sample}
+        ids = sorted(exact, key=lambda id: exact[id].size)
+        largest, squares, cosine, took_s = 0.0, 0.0, 1.0, math.inf
+        with open_cache(path) as cache:
+            for id, array in exact.items():
+                found = cache.read(id, feature)
+                if not np.array_equal(found, array, equal_nan=True):
+                    apart, like = _apart(array, found)
+                    largest, cosine = max(largest, float(apart.max(initial=0))), min(cosine, like)
+                    squares += float((apart**2).sum())
+            for _ in range(TIMES_READ):
+                begun = time.thread_time()
+                for at in range(0, len(ids), BATCH):
+                    _as_single(cache.read_batch(ids[at : at + BATCH], feature).data)
+                took_s = min(took_s, time.thread_time() - begun)
+        numbers = sum(array.size for array in exact.values())
+        itemsize = 4 if found.dtype.kind == "f" else found.dtype.itemsize
+        rms = math.sqrt(squares / max(numbers, 1))
+        return cls(largest, rms, cosine, numbers * itemsize / max(took_s, 1e-9) / 1e9)
+
+
+def _apart(array: NDArray[Any], found: NDArray[Any]) -> tuple[NDArray[np.float64], float]:
+    """Return how far each finite number is off, and the cosine of both arrays."""
+    finite = np.isfinite(array)
+    a, b = array[finite].astype(np.float64), found[finite].astype(np.float64)
+    apart = np.abs(a - b)
+    # not `@`, for which BLAS wakes threads
+    like, of_a, of_b = (float(np.einsum("i,i", *both)) for both in ((a, b), (a, a), (b, b)))
+    norms = math.sqrt(of_a * of_b)
+    return apart, like / norms if norms else float(not apart.any())
+
+
+def _as_single(numbers: NDArray[Any]) -> object:
+    """Return float16 as float32, by torch where it is there: NumPy takes 16 times as long."""
+    if numbers.dtype != np.float16:
+        return numbers
+    pieces = [numbers.reshape(-1)[at : at + ALONE] for at in range(0, numbers.size, ALONE)]
+    try:
+        return [as_tensor(each, "float16", "float32", needed_by="estimate") for each in pieces]
+    except MissingDependencyError:
+        return numbers.astype(np.float32)
+
+
+@dataclass(frozen=True)
 class _Written:
     nbytes: int  # of all files
     stored: Mapping[str, int]  # bytes of arrays as they are stored
     raw: Mapping[str, int]
     took_s: float
     filling: int  # bytes at the ends of containers that say nothing, as the rest of a chunk
+    found: TrialReading | None = None  # of its one feature, where that was asked for
 
     @property
     def beside(self) -> int:
@@ -58,7 +120,11 @@ class _Written:
 
 
 def _written(
-    sample: Sequence[TableRow], features: Mapping[str, FeatureStorageConfig], directory: Path | None
+    sample: Sequence[TableRow],
+    features: Mapping[str, FeatureStorageConfig],
+    directory: Path | None,
+    *,
+    read: bool = False,
 ) -> _Written:
     raw = dict.fromkeys(features, 0)
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir=directory) as folder:
@@ -77,7 +143,9 @@ def _written(
         filling = _filling(path, opened, features)
         opened.close()
         files = (file for file in path.rglob("*") if file.is_file())
-        return _Written(sum(file.stat().st_size for file in files), stored, raw, took_s, filling)
+        nbytes = sum(file.stat().st_size for file in files)
+        found = TrialReading.of(path, next(iter(features)), sample) if read else None
+        return _Written(nbytes, stored, raw, took_s, filling, found)
 
 
 def _filling(path: Path, opened: Generation, features: Iterable[str]) -> int:
@@ -110,6 +178,7 @@ class Forecast:
 
     nbytes: int  # on disk
     seconds: float  # in one process
+    found: TrialReading | None = None  # of the sample
 
 
 @dataclass(frozen=True)
@@ -144,14 +213,17 @@ def forecast(
     features: Mapping[str, FeatureStorageConfig],
     sample: Sample,
     directory: Path | None = None,
+    *,
+    read: bool = False,
 ) -> Forecast:
     """Return what rows will take as `features` declare them, by writing half the sample, then all.
 
-    `directory` is on the disk that is tried; what was written is removed. Raises what a
-    `CacheWriter` raises, for the sample.
+    `directory` is on the disk that is tried; what was written is removed, and with `read`, of one
+    feature, read before. Raises what a `CacheWriter` raises, for the sample.
     """
     some = sample.rows
-    half, all = (_written(rows, features, directory) for rows in (some[::2], some))
+    half = _written(some[::2], features, directory)
+    all = _written(some, features, directory, read=read)
     more = len(some) - len(some[::2])
     of_utterance = (all.beside - half.beside) / more if more else 0.0  # beside its arrays
     of_cache = all.beside - of_utterance * len(some) + all.filling
@@ -164,7 +236,8 @@ def forecast(
     arrays = sum(raw[name] * all.stored[name] / max(all.raw[name], 1) for name in features)
     read_s = sample.byte_s * float(source.nbytes(rows).sum())
     write_s = sum(raw.values()) * took_s / max(bytes_tried, 1)
-    return Forecast(round(of_cache + of_utterance * len(rows) + arrays), read_s + write_s)
+    nbytes = round(of_cache + of_utterance * len(rows) + arrays)
+    return Forecast(nbytes, read_s + write_s, all.found)
 
 
 def raw_of(
@@ -179,16 +252,22 @@ def raw_of(
     }
 
 
-# `Estimate`: a table of the ways to store features, with the bytes and hours of each.
+# `Estimate`: a table of the ways to store features, with the bytes, hours and losses of each.
 
 
-_HEAD = ("feature", "backend", "codec", "dtype", "size", "time", "")
+_LOSSES = ("largest error", "rms error", "cosine", "read GB/s")
+_HEAD = ("feature", "backend", "codec", "dtype", "size", "time", *_LOSSES, "")
 MOST_SHOWN = 20  # ways in HTML
+LEAST_COSINE = 0.9999  # of a way that is advised
+LEAST_GB_S = 1.0  # or a third of the fastest way, where all are slower
 
 
 @dataclass(frozen=True)
 class StorageEstimate:
-    """Bytes and hours of one feature, stored in one way."""
+    """Bytes, hours and losses of one feature, stored in one way.
+
+    Losses are those of the sample, against the numbers that the source has.
+    """
 
     feature: str
     backend: str
@@ -198,11 +277,15 @@ class StorageEstimate:
     hours: float  # in one process: until the arrays are there, and to write them
     declared: bool = False  # whether it is what was asked for
     lossless: bool = True  # of the codec
+    largest_error: float = 0.0  # of a number
+    rms_error: float = 0.0  # of all numbers
+    cosine: float = 1.0  # of an utterance with what the source has: the least
+    read_gb_s: float = 0.0  # 1e9 bytes a second of a thread, in batches, floats as float32
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Estimate:
-    """Bytes and hours of features; printed, a table.
+    """Bytes, hours and losses of features; printed, a table.
 
     Attributes:
         utterances: how many there are.
@@ -234,7 +317,24 @@ class Estimate:
             "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
             for cells in table
         )
-        return "\n".join([*self._told(), *lines])
+        return "\n".join([*self._told(), *lines, self.advice])
+
+    @property
+    def advice(self) -> str:
+        """One sentence: the smallest way of each feature that loses little and is read quickly."""
+        taken = [_advised(name, self.rows) for name in self.frames]
+        if not taken:
+            return ""
+        loses = "" if all(row.largest_error == 0 for row, _ in taken) else _ONLY_TRAINING
+        listed = "; ".join(
+            f"{row.feature} as {row.dtype} {row.codec} in {row.backend}, "
+            + ("as declared" if row.declared else f"{share:.2f} of the bytes as declared")
+            for row, share in taken
+        )
+        return (
+            f"smallest with a cosine of {LEAST_COSINE} or more, and read at {LEAST_GB_S:g} GB/s or "
+            f"a third of the fastest: {listed}{loses}"
+        )
 
     def _repr_html_(self) -> str:
         declared = [number for number, row in enumerate(self.rows) if row.declared]
@@ -248,6 +348,7 @@ class Estimate:
         return boxed(
             tiles(figures),
             grid(_HEAD, most, bold=declared, more=len(rows) - len(most)),
+            f"<div>{escaped(self.advice, len(self.advice))}</div>",
         )
 
     def _told(self) -> list[str]:
@@ -261,7 +362,31 @@ class Estimate:
         for row in self.rows:
             what = "as declared" if row.declared else "" if row.lossless else "lossy"
             size, time = said_bytes(row.nbytes), said_hours(row.hours)
-            yield row.feature, row.backend, row.codec, row.dtype, size, time, what
+            yield row.feature, row.backend, row.codec, row.dtype, size, time, *losses(row), what
+
+
+_ONLY_TRAINING = "; whether that is enough, only training tells"
+
+
+def _advised(feature: str, rows: Iterable[StorageEstimate]) -> tuple[StorageEstimate, float]:
+    """Return the way that is advised, and its share of the bytes as declared."""
+    ways = [row for row in rows if row.feature == feature]
+    (declared,) = (row for row in ways if row.declared)
+    fast = min(LEAST_GB_S, max(row.read_gb_s for row in ways) / 3)
+    good = [row for row in ways if row.cosine >= LEAST_COSINE and row.read_gb_s >= fast]
+    # bytes are those of a sample: what is about as small is no reason to change
+    best = min(good, key=lambda row: row.nbytes * (0.97 if row.declared else 1), default=declared)
+    return best, best.nbytes / max(declared.nbytes, 1)
+
+
+def losses(row: StorageEstimate) -> tuple[str, str, str, str]:
+    """Return the cells of a way's errors, cosine and speed; exact ones are short.
+
+    >>> losses(StorageEstimate("f", "memmap", "int8", "float32", 9, 0.1, cosine=0.99998765))
+    ('0', '0', '0.999987', '0')
+    """
+    cosine = f"{math.floor(row.cosine * 1e6) / 1e6:.6f}" if row.cosine < 1 else "1"
+    return f"{row.largest_error:.2g}", f"{row.rms_error:.2g}", cosine, f"{row.read_gb_s:.2g}"
 
 
 def said_hours(hours: float) -> str:
@@ -275,7 +400,7 @@ def said_hours(hours: float) -> str:
     return f"{hours * 60:.2g} min" if hours * 60 >= 1 else f"{hours * 3600:.2g} s"
 
 
-# `estimate`: bytes and hours of features before they are computed or converted.
+# `estimate`: bytes, hours and losses of features before they are computed or converted.
 
 
 def estimate(
@@ -285,13 +410,17 @@ def estimate(
     utterances: int = TRIAL_UTTERANCES,
     adopting: Mapping[str, object] | None = None,
 ) -> Estimate:
-    """Return bytes and hours of features by backend, codec and dtype, from a few utterances.
+    """Return bytes, hours and losses of features by backend, codec, dtype, from a few utterances.
 
     A sample of all lengths is read, and written for trial beside the system's temporary files: as
     declared, and in each other way that can hold it. Bytes are those of all files of the cache; raw
     ones are within 3 %, and those of codecs as far as the sample is like the rest. Hours are those
     of one process on this machine and that disk: reading, then writing. What is still to be
     computed is estimated by a cache of a part of it; a run shows its MB/s and the time left.
+
+    Each way is read back, too: its largest and its rms error against the source's numbers, the
+    least cosine of an utterance, and the speed in batches of floats as float32, one thread, nothing
+    from the disk. `advice` is a sentence about them.
 
     Args:
         source: a cache, its path or a view. A file or folder of features that others wrote is
@@ -356,11 +485,12 @@ def _row(
     """Try one way to store a feature; None for one that cannot hold it, or lacks its library."""
     everything = np.arange(len(source.table))
     try:
-        coming = forecast(source, everything, {feature.name: feature}, sample)
+        coming = forecast(source, everything, {feature.name: feature}, sample, read=True)
     except (FeatureError, ConfigError, MissingDependencyError):
         if declared:
             raise
         return None
+    found = coming.found or TrialReading()
     return StorageEstimate(
         feature.name,
         feature.backend,
@@ -370,6 +500,10 @@ def _row(
         coming.seconds / 3600,
         declared=declared,
         lossless=is_lossless(feature.codec),
+        largest_error=found.largest_error,
+        rms_error=found.rms_error,
+        cosine=found.cosine,
+        read_gb_s=found.gb_s,
     )
 
 

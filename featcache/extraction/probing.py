@@ -28,6 +28,8 @@ from featcache.extraction.job import Job
 from featcache.extraction.random_state import COMPUTING, seed_generators
 from featcache.extraction.stamping import Entries
 from featcache.interface import Array, Ints
+from featcache.reading.feature_arrays import joined
+from featcache.registry import is_lossless
 from featcache.staleness.inputs import UNKNOWN, input_digests
 from featcache.staleness.probe import (
     Comparison,
@@ -43,6 +45,7 @@ from featcache.staleness.probe import (
     unlike,
     worst,
 )
+from featcache.writing.arrays import encoded
 
 # `ProbeSource`: loads utterances of a data set one by one, and computes them alone.
 
@@ -222,7 +225,6 @@ def _processor() -> str:
 
 # Stored features compared with the same ones computed alone, and what makes them differ.
 
-_BLOCK_ROWS = 500  # that a lossy codec is tried with
 _EPSILON = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 _SMALLEST = {"float16": 2.0**-24}  # below these, numbers become zero
 
@@ -256,17 +258,14 @@ def _loss(array: Array, config: FeatureStorageConfig) -> Array:
     """Return what storing as declared may move each number by."""
     rounding = np.abs(array.astype(np.float64)) * _EPSILON.get(config.dtype, 0.0)
     rounding += _SMALLEST.get(config.dtype, 0.0)
-    codec = config.make_codec()
-    if codec is None or codec.lossless or config.dtype != "float32":
+    if is_lossless(config.codec) or config.dtype != "float32":
         return rounding
-    lost = 0.0
     rows = np.ascontiguousarray(array if config.time_axis == 0 else array[None], np.float32)
-    for start in range(0, len(rows) if rows.size else 0, _BLOCK_ROWS):
-        block = rows[start : start + _BLOCK_ROWS]
-        data = memoryview(codec.encode(block))
-        decoded = codec.decode(data, block.dtype, block.shape[1:], len(block))
-        lost = max(lost, float(np.abs(np.subtract(decoded, block)).max()))
-    return rounding + 2 * lost
+    spec, blocks = config.spec(rows.shape[1:]), config.blocks(rows.shape[1:])
+    if blocks is None:
+        return rounding
+    read = joined(spec, encoded("", rows, spec, blocks), blocks.rows or 0)
+    return rounding + 2 * float(np.abs(np.subtract(read, rows)).max(initial=0))
 
 
 def cause_of(found: Sequence[Unlike], source: ProbeSource, in_batch: Sequence[Unlike]) -> str:

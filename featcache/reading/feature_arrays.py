@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,16 @@ from featcache.errors import (
 from featcache.format.index import ContainerColumns, FeatureColumns, Index
 from featcache.format.manifest import Manifest
 from featcache.format.part import SealedPart
-from featcache.interface import Array, Bytes, Codec, EncodedArray, FeatureSpec, Ints, storage_dtype
+from featcache.interface import (
+    Array,
+    Bytes,
+    Codec,
+    DecodesFrames,
+    EncodedArray,
+    FeatureSpec,
+    Ints,
+    storage_dtype,
+)
 from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Containers, Piece, Roots
 from featcache.reading.verify import ContainerPages
 from featcache.registry import RAW, get_codec
@@ -49,6 +58,8 @@ def stored_blocks(columns: FeatureColumns, row: int, containers: Containers) -> 
 
 # Decoding of a codec's blocks, with its promises checked: any package may bring a codec.
 
+Decoder = Callable[[memoryview, int, int, Array], int]
+
 
 def decoded(
     codec: Codec, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...], rows: int
@@ -63,15 +74,46 @@ def decoded(
     except FeatcacheError:
         raise
     except Exception as error:
-        raise CorruptCacheError(
-            f"codec {codec.name!r} cannot decode a block of {len(data)} bytes: {error!r}"
-        ) from error
+        raise _undecodable(codec, data, error) from error
     if block.dtype != dtype or block.ndim == 0 or block.shape[1:] != dims or len(block) > rows:
         raise CorruptCacheError(
             f"codec {codec.name!r} decodes a block of {len(data)} bytes to {block.dtype} of shape "
             f"{block.shape}, not {dtype} of up to {(rows, *dims)}"
         )
     return block
+
+
+def decoder_of(codec: Codec) -> Decoder:
+    """Return what fills `out` (frames, *dims) with frames of a block.
+
+    Called with the block, the first of these frames, the rows that the block may hold, and `out`;
+    returns how many frames it found. Raises as `decoded` does.
+    """
+    if not isinstance(codec, DecodesFrames):  # which takes as long as to decode an utterance
+
+        def decode(data: memoryview, start: int, rows: int, out: Array) -> int:
+            block = decoded(codec, data, out.dtype, out.shape[1:], rows)[start : start + len(out)]
+            out[: len(block)] = block
+            return len(block)
+
+        return decode
+    into = codec.decode_into
+
+    def decode_into(data: memoryview, start: int, rows: int, out: Array) -> int:
+        try:
+            return operator.index(into(data, start, out))
+        except FeatcacheError:
+            raise
+        except Exception as error:
+            raise _undecodable(codec, data, error) from error
+
+    return decode_into
+
+
+def _undecodable(codec: Codec, data: memoryview, error: Exception) -> CorruptCacheError:
+    return CorruptCacheError(
+        f"codec {codec.name!r} cannot decode a block of {len(data)} bytes: {error!r}"
+    )
 
 
 def joined(spec: FeatureSpec, array: EncodedArray, block_rows: int) -> Array:
@@ -416,7 +458,7 @@ class FeatureArrays:
             for piece in self._window(row, start * self._row_bytes, stop * self._row_bytes):
                 checks.check_pages(*piece)
         elif extents:
-            size, skip = self._rows_a_block(row, extents), self._skipped(row)
+            size, skip = self._rows_a_block(row, extents[0][0]), self._skipped(row)
             start, stop = start + skip, stop + skip
             for extent in extents[start // size : -(-stop // size)]:
                 checks.check_pages(*extent)
@@ -441,25 +483,23 @@ class FeatureArrays:
             raise self._damaged(row, "its extents are shorter than its length")
 
     def _decode(self, row: int, start: int, out: Array) -> None:
-        first = self._extents(row, slice(1))
-        if not first:
+        first = self._first[row]
+        if first == self._first[row + 1]:
             raise self._damaged(row, "it has frames but no extents")
-        size, done = self._rows_a_block(row, first), 0
+        size, done = self._rows_a_block(row, self._container[first]), 0
         start += self._skipped(row)
         wanted = slice(start // size, -(-(start + len(out)) // size))
         for number, extent in enumerate(self._extents(row, wanted), wanted.start):
             data = self._containers.view(*extent).data
-            block = decoded(self._codec, data, self.dtype, self.dims, size)
-            block = block[max(start - number * size, 0) :][: len(out) - done]
-            out[done : done + len(block)] = block
-            done += len(block)
+            begin = max(start - number * size, 0)
+            done += self._decoder(data, begin, size, out[done : done + size - begin])
             if done == len(out):
                 return
         raise self._damaged(row, "its blocks are shorter than its length")
 
-    def _rows_a_block(self, row: int, extents: Sequence[Piece]) -> int:
+    def _rows_a_block(self, row: int, container: int) -> int:
         """Return the rows of a codec's full block, those of the array where it is one block."""
-        return self._declared_rows(row, extents[0][0]) or self._length[row]
+        return self._declared_rows(row, container) or self._length[row]
 
     def _declared_rows(self, row: int, container: int) -> int:
         """Return the rows of a full block as the row says, or its part; 0: it is one block."""
@@ -474,6 +514,10 @@ class FeatureArrays:
         if skip < 0:
             raise self._damaged(row, "it begins before its first block")
         return skip
+
+    @cached_property
+    def _decoder(self) -> Decoder:
+        return decoder_of(self._codec)
 
     @cached_property
     def _codec(self) -> Codec:  # made when needed: its library may be missing

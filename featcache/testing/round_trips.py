@@ -17,13 +17,14 @@ from typing import ClassVar
 from urllib.parse import quote
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import featcache
 from featcache.declaration import FeatureStorageConfig
-from featcache.interface import Array, storage_dtype
+from featcache.interface import Array, DecodesFrames, storage_dtype
 from featcache.testing.backend_under_test import (
     Storage,
     assert_tensor,
@@ -289,6 +290,21 @@ class RoundTrips:
         cache = featcache.open(tmp_path / "cache")
         for each, feature in zip(mixed, features, strict=True):
             each.assert_holds(cache, [feature], utterances)
+
+    def test_frames_of_a_block_are_those_of_the_whole_one(self, storage: Storage) -> None:
+        codec = storage.declare().make_codec()
+        if codec is None or not isinstance(codec, DecodesFrames):
+            pytest.skip("no codec, or one that decodes whole blocks")
+        for rows in (1, 2, 3, 40):
+            block = random_numbers(storage.dtypes[0], (rows, 2, 5))
+            data = memoryview(codec.encode(block))
+            whole = codec.decode(data, block.dtype, (2, 5), rows)
+            for start, room in ((0, rows), (0, 1), (rows - 1, 5), (rows // 2, 100), (rows, 1)):
+                out = np.full((room, 2, 5), 7, block.dtype)
+                found = codec.decode_into(data, start, out)
+                assert found == min(rows - start, room)
+                assert out[:found].tobytes() == whole[start : start + found].tobytes()
+                assert (out[found:] == 7).all()
 
     def test_ids_are_any_text(self, storage: Storage, tmp_path: Path) -> None:
         features = [storage.declare("fbank"), storage.declare("npy")]

@@ -28,6 +28,7 @@ OPTIONS: list[tuple[str, str, str, Mapping[str, object]]] = [
     *(("float32", "zarr", "zstd", {"level": level}) for level in (1, 19)),
     ("float32", "hdf5", "gzip", {"level": 0, "shuffle": False}),
     ("int64", "hdf5", "gzip", {"level": 9}),
+    ("float32", "memmap", "int8", {}),
     *(("float32", "lilcom", "lilcom", {"tick_power": power}) for power in (-8, 0)),
 ]
 

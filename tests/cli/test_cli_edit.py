@@ -132,7 +132,11 @@ def test_stores_of_others_are_adopted_converted_and_estimated(tmp_path: Path) ->
     assert declared["bytes"] == pytest.approx(
         sum(a.nbytes for a in arrays.values()), rel=0.2, abs=5e4
     )
-    assert "as declared" in run("estimate", tmp_path / "b").out
+    assert {"largest_error", "rms_error", "cosine", "read_gb_s"} <= {*declared}
+    assert "feats as float" in told["advice"]
+    shown = run("estimate", tmp_path / "b").out
+    assert "as declared" in shown
+    assert "cosine" in shown
 
 
 def test_a_cache_that_is_written_is_to_be_tried_later(cache: Path) -> None:

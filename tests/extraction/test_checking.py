@@ -293,6 +293,7 @@ def test_a_cache_that_workers_made_is_checked_in_silence(storage: FeatureStorage
         {"dtype": "float16"},
         {"dtype": "bfloat16"},
         {"backend": "lilcom", "options": {"tick_power": 0}},
+        {"codec": "int8"},
         {"backend": "zarr", "codec": "zstd"},
     ],
 )

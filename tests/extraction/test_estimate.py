@@ -78,7 +78,47 @@ def test_the_table_tells_what_is_declared_and_what_loses(tmp_path: Path) -> None
     assert [line for line in text.splitlines() if "lilcom" in line and line.endswith("lossy")]
     integers = featcache.inspect.estimate(tmp_path / "a", ["units"]).rows
     assert {row.dtype for row in integers} == {"int16"}
-    assert "lilcom" not in {row.codec for row in integers}
+    assert not {"lilcom", "int8"} & {row.codec for row in integers}
+
+
+def test_each_way_tells_what_comes_back_and_how_fast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("featcache.extraction.estimate.LEAST_GB_S", 0)  # however busy we are
+    with CacheWriter(tmp_path / "a", [FeatureStorageConfig("fbank")]) as writer:
+        for number in range(8):
+            writer.write(f"utt-{number}", {"fbank": speech_like(number, 100 + number)})
+    source = featcache.open(tmp_path / "a")
+    told = featcache.inspect.estimate(source)
+    rows = {(row.backend, row.codec, row.dtype): row for row in told.rows}
+    exact = rows["memmap", "raw", "float32"]
+    assert (exact.largest_error, exact.rms_error, exact.cosine) == (0, 0, 1)
+    assert all(row.read_gb_s > 0 for row in told.rows)
+    for number, way in enumerate([("float16", "raw"), ("float32", "int8")]):
+        feature = FeatureStorageConfig("fbank", way[0], codec=way[1])
+        path = tmp_path / str(number)
+        cache = featcache.convert(source, path, features=[feature], progressbar=False)
+        pairs = [(source.read(id, "fbank").astype(float), cache.read(id, "fbank")) for id in cache]
+        apart = np.concatenate([a - b for a, b in pairs])
+        pairs = [(a, b.astype(float)) for a, b in pairs]
+        cosines = [(a * b).sum() / np.sqrt((a**2).sum() * (b**2).sum()) for a, b in pairs]
+        row = rows["memmap", way[1], way[0]]
+        assert row.largest_error == np.abs(apart).max()
+        assert row.rms_error == pytest.approx(np.sqrt((apart**2).mean()))
+        assert row.cosine == pytest.approx(min(cosines), abs=1e-12)
+    best = min((row for row in told.rows if row.cosine >= 0.9999), key=lambda row: row.nbytes)
+    assert f"fbank as {best.dtype} {best.codec} in {best.backend}, 0." in told.advice
+    assert str(told).endswith(told.advice)
+    assert "\n" not in told.advice
+
+
+def test_numbers_that_are_not_finite_come_back_as_they_are(tmp_path: Path) -> None:
+    make_source(tmp_path / "a", ["double", "units"])
+    told = featcache.inspect.estimate(tmp_path / "a")
+    ways = {(row.feature, row.backend, row.dtype): row for row in told.rows}
+    assert ways["double", "memmap", "float64"].cosine == 1
+    assert 0 < ways["double", "memmap", "float16"].largest_error < 1
+    assert "units as int16 " in told.advice
 
 
 def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,7 @@ def raises_stale(read: Callable[[str], object]) -> bool:
         FeatureStorageConfig("fbank", "float16"),
         FeatureStorageConfig("fbank", "bfloat16"),
         FeatureStorageConfig("fbank", backend="lilcom"),
+        FeatureStorageConfig("fbank", codec="int8"),
         FeatureStorageConfig("fbank", backend="hdf5", codec="lilcom"),
         FeatureStorageConfig("fbank", backend="zarr", codec="zstd"),
         FeatureStorageConfig("fbank", backend="webdataset"),

@@ -178,6 +178,7 @@ def test_an_estimate_is_a_line_and_printed_a_table(tmp_path: Path) -> None:
         assert row.backend in page.text
         assert row.backend in str(estimate)
     assert estimate._repr_html_().count("<b>as declared</b>") == 1
+    assert estimate.advice in page.text
 
 
 def test_an_unknown_feature_is_an_error_and_not_a_completion(tmp_path: Path) -> None:

@@ -51,8 +51,13 @@ def strings_of(columns: dict[str, Array], name: str) -> list[str]:
     return [data[a:b].decode() for a, b in pairwise(ends)]
 
 
-def decoded(codec: str, options: dict[str, Any], data: bytes, dtype: np.dtype[Any]) -> Array:
-    """The numbers of a block."""
+def decoded(
+    codec: str, options: dict[str, Any], data: bytes, dtype: np.dtype[Any], width: int
+) -> Array:
+    """The numbers of a block of frames of `width` numbers."""
+    if codec == "int8":
+        assert not options
+        return int8_numbers(data, width)
     if codec == "lilcom":
         import lilcom
 
@@ -69,6 +74,18 @@ def decoded(codec: str, options: dict[str, Any], data: bytes, dtype: np.dtype[An
     else:
         raise ValueError(codec)
     return np.frombuffer(data, dtype)
+
+
+def int8_numbers(data: bytes, width: int) -> Array:
+    """The numbers of a block of int8."""
+    assert data[:4] == b"int8"
+    rows, data = int.from_bytes(data[4:8], "little"), data[8:]
+    if rows <= 2:
+        return np.frombuffer(data, "<f4", rows * width)
+    low = np.frombuffer(data, "<f4", width)
+    step = (np.frombuffer(data, "<u2", width, 4 * width).astype("<u4") << 16).view("<f4")
+    codes = np.frombuffer(data, "u1", rows * width, 6 * width).reshape(rows, width)
+    return np.asarray(low + codes.astype("<f4") * step).reshape(-1)
 
 
 def kaldi_numbers(data: bytes) -> Array:
@@ -163,7 +180,9 @@ class Reader:
             numbers = np.frombuffer(b"".join(blocks), dtype)
         else:
             pieces = [
-                decoded(declared["codec"], declared["codec_options"], each, dtype)
+                decoded(
+                    declared["codec"], declared["codec_options"], each, dtype, int(np.prod(dims))
+                )
                 for each in blocks
             ]
             numbers = np.concatenate([np.empty(0, dtype), *pieces])
