@@ -6,15 +6,14 @@ h5py's low-level interface: `file[name]` alone takes four times as long as all o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.adoptable import CONVERT, COPY
+from featcache.adoptable import COMPLEX, CONVERT, COPY
 from featcache.adoptable.placed_arrays import PlacedArray
 from featcache.errors import AdoptionError, describe
 from featcache_backends._hdf5_heap import GlobalHeap
@@ -68,9 +67,9 @@ class Hdf5Datasets:
         self._heap.close()
         self._file.close()
 
-    def place(self, name: str) -> PlacedArray:
+    def place(self, name: str, dataset: h5py.h5d.DatasetID | None = None) -> PlacedArray:
         """Return where the array of a dataset lies; no link to somewhere else is followed."""
-        return self._placed(name, self._opened(name))
+        return self._placed(name, dataset or self._opened(name))
 
     def blocks(self, name: str) -> Extents:
         """Return where the elements of a dataset lie: bytes of variable length, or one opaque."""
@@ -91,48 +90,66 @@ class Hdf5Datasets:
                 raise
             self._refuse(name, f"cannot be read ({describe(error)})")
 
-    def all(self) -> Iterator[tuple[str, Callable[[], PlacedArray]]]:
-        """Yield the name of each dataset, and a function that says where its array lies.
+    def all(self) -> Iterator[tuple[str, h5py.h5d.DatasetID]]:
+        """Yield the name of each dataset, and what opens it, for `place` and `readable`.
 
         Raises `AdoptionError` for a link to somewhere else.
         """
-        for name, dataset in self._below("", self._root, set()):
-            yield name, partial(self._placed, name, dataset)
+        return self._below("", self._root, set())
 
-    def readable(self) -> Iterator[tuple[str, tuple[int, ...], str]]:
-        """Yield name, shape and dtype of each dataset that HDF5 reads without another file.
+    def in_root(self) -> list[str]:
+        """Return the names of all that lies in the root, groups too."""
+        return [self._text("", link) for link, _ in self._links("", self._root)]
+
+    def readable(
+        self, name: str, dataset: h5py.h5d.DatasetID | None = None
+    ) -> tuple[tuple[int, ...], str]:
+        """Return shape and dtype of a dataset that HDF5 reads without another file.
 
         Raises `AdoptionError` for any other.
         """
+        dataset = dataset or self._opened(name)
         layouts = (self._h5py.h5d.CONTIGUOUS, self._h5py.h5d.CHUNKED, self._h5py.h5d.COMPACT)
-        for name, dataset in self._below("", self._root, set()):
-            try:
-                made, shape = dataset.get_create_plist(), dataset.shape
-                dtype = self._numbers(name, dataset.get_type())
-                if made.get_layout() not in layouts or made.get_external_count():
-                    self._refuse(name, "is stored in other files")
-                if shape is None:
-                    self._refuse(name, "has no shape")
-                stored, nbytes = dataset.get_storage_size(), math.prod(shape) * dtype.itemsize
-                if nbytes and not stored:
-                    self._refuse(name, "was made, but never written")
-                if nbytes > max(ANY_BYTES, MOST_BYTES_A_BYTE * stored):
-                    self._refuse(name, f"would have {nbytes:,} bytes in {stored:,}: it is damaged")
-            except BROKEN as error:
-                if isinstance(error, AdoptionError):
-                    raise
-                self._refuse(name, f"cannot be read ({describe(error)})")
-            yield name, shape, dtype.newbyteorder("=").name
-
-    def read(self, name: str) -> NDArray[Any]:
-        """Read the array of a dataset, in the byte order of this machine."""
         try:
-            array = self._h5py.Dataset(self._opened(name))[()]
+            made, shape = dataset.get_create_plist(), dataset.shape
+            dtype = self._numbers(name, dataset.get_type())
+            if made.get_layout() not in layouts or made.get_external_count():
+                self._refuse(name, "is stored in other files")
+            if shape is None:
+                self._refuse(name, "has no shape")
+            stored, nbytes = dataset.get_storage_size(), math.prod(shape) * dtype.itemsize
+            if nbytes and not stored:
+                self._refuse(name, "was made, but never written")
+            if nbytes > max(ANY_BYTES, MOST_BYTES_A_BYTE * stored):
+                self._refuse(name, f"would have {nbytes:,} bytes in {stored:,}: it is damaged")
+        except BROKEN as error:
+            if isinstance(error, AdoptionError):
+                raise
+            self._refuse(name, f"cannot be read ({describe(error)})")
+        return shape, dtype.newbyteorder("=").name
+
+    def read(self, name: str, frames: slice | None = None) -> NDArray[Any]:
+        """Read the array of a dataset, or some frames of it, in the byte order of this machine."""
+        try:
+            array = self._h5py.Dataset(self._opened(name))[() if frames is None else frames]
             return np.asarray(array, array.dtype.newbyteorder("="))
         except (*BROKEN, MemoryError) as error:
             if isinstance(error, AdoptionError):
                 raise
             self._refuse(name, f"cannot be read ({describe(error)})")
+
+    def texts(self, name: str) -> list[str]:
+        """Read a dataset of text, or of whole numbers."""
+        try:
+            found = self._h5py.Dataset(self._opened(name))
+            kept = found.asstr()[()] if found.dtype.kind in "OS" else found[()]
+        except (*BROKEN, MemoryError) as error:
+            if isinstance(error, AdoptionError):
+                raise
+            self._refuse(name, f"cannot be read as text ({describe(error)})")
+        if np.ndim(kept) != 1 or kept.dtype.kind not in "OUiu":
+            self._refuse(name, f"is {kept.dtype} of shape {np.shape(kept)}, no list of ids")
+        return [str(each) for each in kept.tolist()]
 
     def _opened(self, name: str) -> h5py.h5d.DatasetID:
         try:
@@ -229,7 +246,8 @@ class Hdf5Datasets:
         found: np.dtype[np.generic] = np.dtype(kind.dtype)
         plain = found.kind in "biuf" and found.itemsize <= 8
         if not plain or not kind.equal(self._h5py.h5t.py_create(found, logical=True)):
-            self._refuse(name, f"has elements of type {_described(kind, found)}, no plain numbers")
+            told = f"has elements of type {_described(kind, found)}, no plain numbers"
+            self._refuse(name, told, COMPLEX if found.kind == "c" else CONVERT)
         return found
 
     def _in_chunks(

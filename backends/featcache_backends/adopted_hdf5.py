@@ -6,27 +6,49 @@ pattern: `{id}` (which may hold `/`) and `{feature}` stand for parts of the path
 other text for itself; datasets of other names are left out. Without a pattern every dataset must
 lie in the root, and its name is the id, as in lhotse's `numpy_hdf5` and SpeechBrain's
 `CachedHDF5DynamicItem`.
+
+Where the pattern is that of no dataset, files of a folder count as groups, `<file>/<dataset>`, such
+as `utt-1/feats` of `utt-1.h5`; if each has one dataset, called alike in all of them, the file's own
+name is the array's. A file with a dataset `offsets` or `lengths` in its root beside others has flat
+arrays, as `featcache.adoptable.flat_arrays` cuts them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
-from featcache.adoptable import Found, Options, Place, Readable, data_files, stored_as
-from featcache.adoptable.names import Names, refuse_features
-from featcache.adoptable.placed_arrays import ArrayColumns
+from featcache.adoptable import (
+    CONVERT,
+    Found,
+    Options,
+    Place,
+    Readable,
+    Stored,
+    copied_as,
+    data_files,
+    files_called,
+    frames_first,
+)
+from featcache.adoptable.flat_arrays import FlatNames, cuts, flat_names
+from featcache.adoptable.names import Names, match_in_groups, refuse_features
+from featcache.adoptable.placed_arrays import ArrayColumns, found_features
 from featcache.errors import AdoptionError, FeatcacheError
 from featcache_backends._hdf5_datasets import Hdf5Datasets
+
+if TYPE_CHECKING:
+    import h5py
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 USER_BLOCKS = (0, 512, 1024, 2048)  # the signature is behind a block of the user's
 SUFFIXES = (".h5", ".hdf5", ".hdf")
 LOOK_AT = 64  # files of a folder
+OPEN_FILES = 64
 
 
 class AdoptedHdf5:
@@ -46,66 +68,54 @@ class AdoptedHdf5:
 
     def index(self, place: Place, what: str, options: Options) -> Found:
         """Find the datasets of all files whose names the pattern matches."""
-        containers = [what] if what else _named_so(place)
-        names = Names(options)
+        containers, names = [what] if what else _named_so(place), Names(options)
         features: dict[str, ArrayColumns] = {}
-        for number, path in enumerate(containers):
-            with closing(self.open(place, path)) as file:
-                for name, placed in file.all():
-                    matched = _match(names, name, place.name)
-                    if matched is None:
-                        continue
-                    feature, id = matched
-                    if feature not in features:
-                        features[feature] = ArrayColumns(feature, options.time_axis)
-                    features[feature].add(id, number, placed())
-        if not features:
-            raise AdoptionError(f"{place.name!r} has no dataset called like {names.pattern!r}")
+        for number, file, array in self._arrays(place, containers, names, what):
+            if array.feature not in features:
+                axis = options.time_axis if array.window is None else 0
+                features[array.feature] = ArrayColumns(array.feature, axis, copies=True)
+            placed = file.place(array.dataset, array.opened)
+            features[array.feature].add(array.id, number, placed, array.window)
         ids = next(iter(features.values())).ids
-        found = {name: array.found(ids) for name, array in features.items()}
-        if not names.is_given:
-            refuse_features(place.name, ids, next(iter(found.values())).rows)
+        found = found_features(place.name, features, ids, is_named=options.pattern is not None)
         return Found(containers, ids, found)
 
     @contextmanager
     def readable(self, place: Place, what: str, options: Options) -> Iterator[Readable]:
         """Read datasets by HDF5, in whatever chunks, filters and byte order."""
         paths = [what] if what else _named_so(place)
-        names = Names(options)
-        found: dict[str, dict[str, _Named]] = {}  # by feature, then by id
-        with ExitStack() as opened:
-            for path in paths:
-                file = opened.enter_context(closing(self.open(place, path)))
-                for name, shape, dtype in file.readable():
-                    if (matched := _match(names, name, place.name)) is not None:
-                        feature, id = matched
-                        known = found.setdefault(feature, {})
-                        if id in known:
-                            raise AdoptionError(f"utterance {id!r} is there twice, in {path!r} too")
-                        known[id] = _Named(file, name, shape, dtype)
-            if not found:
-                raise AdoptionError(f"{place.name!r} has no dataset called like {names.pattern!r}")
-            ids = list(next(iter(found.values())))
-            for feature, known in found.items():
-                for id in {*ids} ^ known.keys():
-                    raise AdoptionError(f"utterance {id!r} has not all features, as {feature!r}")
-            if not names.is_given:
-                lengths = [(*known.shape, 0)[0] for known in next(iter(found.values())).values()]
-                refuse_features(place.name, ids, np.array(lengths, np.int64))
-            features = {
-                feature: stored_as(
-                    feature,
-                    ids,
-                    [known[id].shape for id in ids],
-                    [known[id].dtype for id in ids],
-                    options.time_axis,
-                )
-                for feature, known in found.items()
-            }
+        found: dict[str, dict[str, _Readable]] = {}  # by feature, then by id
+        for number, file, array in self._arrays(place, paths, Names(options), what):
+            known = found.setdefault(array.feature, {})
+            if array.id in known:
+                raise AdoptionError(f"utterance {array.id!r} is there twice, in {paths[number]!r}")
+            shape, dtype = file.readable(array.dataset, array.opened)
+            if array.window is not None:
+                shape = (array.window[1] - array.window[0], *shape[1:])
+            known[array.id] = _Readable(number, array._replace(opened=None), shape, dtype)
+        ids = list(next(iter(found.values())))
+        for feature, each in found.items():
+            for id in {*ids} ^ each.keys():
+                raise AdoptionError(f"utterance {id!r} has not all features, as {feature!r}")
+        features = {
+            feature: _stored(feature, ids, [each[id] for id in ids], options)
+            for feature, each in found.items()
+        }
+        if options.pattern is None:
+            refuse_features(place.name, ids, next(iter(features.values())).rows)
+        with _OpenFiles(lambda number: self.open(place, paths[number])) as opened:
 
             def read(number: int) -> dict[str, NDArray[Any]]:
-                each = {feature: known[ids[number]] for feature, known in found.items()}
-                return {feature: named.file.read(named.name) for feature, named in each.items()}
+                arrays = {}
+                for feature, each in found.items():
+                    file, array, shape, _ = each[ids[number]]
+                    if array.window is not None:
+                        some = slice(*array.window)
+                        arrays[feature] = opened.file(file).read(array.dataset, some)
+                    else:
+                        whole = opened.file(file).read(array.dataset)
+                        arrays[feature] = whole.transpose(frames_first(shape, options.time_axis))
+                return arrays
 
             yield Readable(paths, ids, features, read)
 
@@ -113,33 +123,144 @@ class AdoptedHdf5:
         """Open a file whose datasets can be placed by name."""
         return Hdf5Datasets(place.local(path))
 
+    def _arrays(
+        self, place: Place, paths: Sequence[str], names: Names, what: str
+    ) -> Iterator[tuple[int, Hdf5Datasets, _Array]]:
+        """Yield all arrays whose names the pattern matches, each with its file, which is open."""
+        if not names.is_given and len(paths) > 1:
+            with (
+                closing(self.open(place, paths[0])) as one,
+                closing(self.open(place, paths[1])) as other,
+            ):
+                _refuse_alike(place.name, one, other)
+        for way in self._ways(place, paths, is_by_file=names.is_given and not what):
+            some = False
+            for number, path in enumerate(paths):
+                with closing(self.open(place, path)) as file:
+                    for array in _in_file(file, names, partial(way, path), place.name):
+                        some = True
+                        yield number, file, array
+            if some:
+                return
+        raise AdoptionError(f"{place.name!r} has no dataset called like {names.pattern!r}")
+
+    def _ways(
+        self, place: Place, paths: Sequence[str], *, is_by_file: bool
+    ) -> Iterator[Callable[[str, str], str]]:
+        """Yield the ways to name an array by its file and dataset, the next where one has none."""
+        yield lambda path, dataset: dataset
+        if is_by_file:
+            datasets = set()
+            for path in paths:
+                with closing(self.open(place, path)) as file:
+                    datasets.add(tuple(name for name, _ in file.all()))
+            if len(datasets) == 1 and len(datasets.pop()) == 1:
+                yield lambda path, dataset: _stem(path)
+            yield lambda path, dataset: f"{_stem(path)}/{dataset}"
+
 
 KIND = AdoptedHdf5()
 
 
-class _Named(NamedTuple):
-    """A dataset."""
+class _Array(NamedTuple):
+    """A dataset that holds an array, or frames of a dataset that holds all of them."""
 
-    file: Hdf5Datasets
-    name: str
+    feature: str
+    id: str
+    dataset: str
+    opened: h5py.h5d.DatasetID | None = None  # where it is at hand
+    window: tuple[int, int] | None = None
+
+
+class _Readable(NamedTuple):
+    """An array, the number of its file, and what is read."""
+
+    file: int
+    array: _Array
     shape: tuple[int, ...]
     dtype: str
 
 
-def _match(names: Names, name: str, source: str) -> tuple[str, str] | None:
-    """Return the feature and the id of a dataset's name, None if the pattern is another."""
-    if not names.is_given and "/" in name:
+class _OpenFiles:
+    """The last files that arrays were read from; close with `with`."""
+
+    def __init__(self, open: Callable[[int], Hdf5Datasets]) -> None:
+        self._open = open
+        self._files: dict[int, Hdf5Datasets] = {}
+
+    def __enter__(self) -> _OpenFiles:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        while self._files:
+            self._files.popitem()[1].close()
+
+    def file(self, number: int) -> Hdf5Datasets:
+        """Return a file by its number, open until others are asked for."""
+        if number not in self._files:
+            if len(self._files) >= OPEN_FILES:
+                self._files.pop(next(iter(self._files))).close()
+            self._files[number] = self._open(number)
+        return self._files[number]
+
+
+def _in_file(
+    file: Hdf5Datasets, names: Names, name_of: Callable[[str], str], source: str
+) -> Iterator[_Array]:
+    """Yield the arrays of a file that the pattern names."""
+    flat = None if names.is_given else flat_names(file.in_root())
+    if flat is not None:
+        yield from _in_flat(file, flat, names, source)
+        return
+    for dataset, opened in file.all():
+        matched = match_in_groups(names, name_of(dataset), source)
+        if matched is not None:
+            yield _Array(*matched, dataset, opened)
+
+
+def _in_flat(file: Hdf5Datasets, flat: FlatNames, names: Names, source: str) -> Iterator[_Array]:
+    """Yield the utterances that flat arrays of a file are cut into."""
+    shapes = {name: file.readable(name)[0] for name in flat.frames}
+    for name, shape in shapes.items():
+        if not shape:
+            raise AdoptionError(f"{source!r}: dataset {name!r} is one number, no frames; {CONVERT}")
+    rows = {name: shape[0] for name, shape in shapes.items()}
+    cut = cuts(source, rows, flat, file.read, file.texts)
+    for dataset in flat.frames:
+        feature = names.feature if len(flat.frames) == 1 else dataset
+        for id, begin, end in zip(cut.ids, cut.begin.tolist(), cut.end.tolist(), strict=True):
+            yield _Array(feature, id, dataset, None, (begin, end))
+
+
+def _refuse_alike(source: str, one: Hdf5Datasets, other: Hdf5Datasets) -> None:
+    """Raise `AdoptionError` for files with datasets of the same names, which no ids can have."""
+    datasets = sorted(one.in_root())
+    if datasets != sorted(other.in_root()) or flat_names(datasets):
+        return
+    if [*datasets] == sorted(name for name, _ in one.all()):
+        pattern = "{id}/{feature}" if len(datasets) > 1 else f"{{id}}/{datasets[0]}"
         raise AdoptionError(
-            f"{source!r}: dataset {name!r} lies in a group; say what names mean, such as "
-            "pattern='{feature}/{id}', or pattern='{id}' where ids have slashes"
+            f"{source!r}: each file has the datasets {', '.join(map(repr, datasets[:4]))}; if each "
+            f"file is an utterance, give pattern={pattern!r}; else {CONVERT}"
         )
-    return names.match(name)
+
+
+def _stored(
+    feature: str, ids: Sequence[str], arrays: Sequence[_Readable], options: Options
+) -> Stored:
+    """Return what arrays are as a feature."""
+    shapes, dtypes = [each.shape for each in arrays], [each.dtype for each in arrays]
+    axis = options.time_axis if arrays[0].array.window is None else 0
+    return copied_as(feature, ids, shapes, dtypes, axis)
+
+
+def _stem(path: str) -> str:
+    return str(PurePosixPath(path).with_suffix("")) if path.endswith(SUFFIXES) else path
 
 
 def _named_so(place: Place) -> list[str]:
     """Return the files of a folder that are called like HDF5 files; all, where none is."""
-    paths = list(place.files())
-    return [path for path in paths if path.endswith(SUFFIXES)] or paths
+    return files_called(place, SUFFIXES) or list(place.files())
 
 
 def _is_hdf5(place: Place, path: str) -> bool:

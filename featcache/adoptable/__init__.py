@@ -30,12 +30,16 @@ from featcache.interface import Ints, storage_dtype
 # the end of a message about what is not adopted as it lies
 CONVERT = "read it with its own library and write a cache of it (featcache.CacheWriter)"
 COPY = "featcache.convert makes a cache of it, by a copy (adopting= takes the settings of adopt)"
+COMPLEX = f"store real and imaginary parts as two features: {CONVERT}"
 RAW = "raw"
 # suffixes of files that people keep beside their arrays; README has none
 _BESIDE = frozenset({"", ".md", ".txt", ".rst", ".log", ".json", ".yaml", ".yml"})
 MOST_NUMBERS = 1 << 56  # of an array: bytes are counted in 64 bits
 MOST_AXES = 64  # of an array, as NumPy has
 Value = str | int | float | bool | list[int] | list[float] | None  # of an annotation
+# 0, 1 ...: the axis of the frames (-1: the last one), also of arrays of one axis; None: arrays have
+# no time axis; "auto": `stored_as` decides
+TimeAxis = int | Literal["auto"] | None
 
 
 class ByteSource(Protocol):
@@ -90,13 +94,14 @@ class Options:
     feature: str = "feats"  # name of the feature, where the source has none
     # names of the arrays in a file that names them, such as "{feature}/{id}"; None: the kind's own
     pattern: str | None = None
-    # 0: arrays of rank 1 are frames of one number; None: arrays have no time axis; "auto":
-    # `stored_as` decides
-    time_axis: Literal[0, "auto"] | None = "auto"
+    time_axis: TimeAxis = "auto"
 
     def __post_init__(self) -> None:
-        if self.time_axis is not None and self.time_axis not in (0, "auto"):
-            raise ConfigError(f"time_axis is 0, None or 'auto', not {self.time_axis!r}")
+        if self.time_axis not in (None, "auto") and type(self.time_axis) is not int:
+            raise ConfigError(
+                "time_axis is the number of the axis of the frames (0 is the first one, -1 the "
+                f"last one), None or 'auto', not {self.time_axis!r}"
+            )
         if not (self.pattern is None or isinstance(self.pattern, str)):
             raise ConfigError(
                 f"a pattern is a string such as '{{feature}}/{{id}}', not {self.pattern!r}"
@@ -140,6 +145,20 @@ class Found:
     features: Mapping[str, FoundFeature]
     # by name, a value of each id; None: it has none
     annotations: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+
+
+def files_called(place: Place, ends: tuple[str, ...]) -> list[str]:
+    """Return the files of a place whose names end so, without hidden ones, such as `._a.npy`."""
+    paths = (path for path in place.files() if path.endswith(ends))
+    return [path for path in paths if not _is_hidden(path, ends)]
+
+
+def _is_hidden(path: str, ends: tuple[str, ...]) -> bool:
+    """Whether a file, or a folder on the way, is hidden; one that is called as an end is not."""
+    if not (path.startswith(".") or "/." in path):
+        return False
+    folder, _, name = f"/{path}".rpartition("/")
+    return "/." in folder or name not in ends
 
 
 def data_files(place: Place, most: int) -> list[str]:
@@ -198,6 +217,8 @@ class Readable:
     features: Mapping[str, Stored]
     # returns the arrays of an utterance, by its number in `ids`; raises `AdoptionError`
     read: Callable[[int], Mapping[str, NDArray[Any]]]
+    # by name, a value of each id; None: it has none
+    annotations: Mapping[str, Sequence[Value]] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -217,19 +238,24 @@ def stored_as(
     ids: Sequence[str],
     shapes: Sequence[tuple[int, ...]],
     dtypes: Sequence[str],
-    time_axis: Literal[0, "auto"] | None = "auto",
+    time_axis: TimeAxis = "auto",
+    *,
+    copies: bool = False,
 ) -> Stored:
     """Return what arrays of these shapes and dtypes are as a feature.
 
     Arrays of rank 0 have no time axis, nor have floats of rank 1 that are all equally long (two
-    arrays at least), unless `time_axis` says otherwise; all else has frames along axis 0. A shape
-    may be the same object for many ids: then none of this costs a step an id.
+    arrays at least), unless `time_axis` says otherwise; all else has frames along axis 0, where
+    `frames_first` has put them. A shape may be the same object for many ids: then none of this
+    costs a step an id.
 
-    Raises `AdoptionError`, naming an id, where they have not one dtype and one shape of a frame.
+    Raises `AdoptionError`, naming an id, where they have not one dtype and one shape of a frame;
+    with `copies`, `featcache.convert` makes one dtype of several.
     """
     if not len(ids):
         raise AdoptionError(f"feature {feature!r}: there are no arrays")
-    _agree(feature, ids, dtypes, "dtype", dtypes[0])
+    way = COPY if copies and common_dtype(dtypes) is not None else CONVERT
+    _agree(feature, ids, dtypes, "dtype", dtypes[0], way=way)
     distinct = set(shapes)
     for shape in distinct:
         if len(shape) > MOST_AXES:
@@ -239,7 +265,7 @@ def stored_as(
     dtype, rank = str(np.dtype(dtypes[0])) if dtypes[0] != "bfloat16" else dtypes[0], len(shapes[0])
     _agree(feature, ids, [len(shape) for shape in shapes], "number of axes", rank)
     embeds = rank == 1 and len(distinct) == 1 < len(ids) and storage_dtype(dtype).kind == "f"
-    has_frames = time_axis == 0 or (time_axis == "auto" and rank > 0 and not embeds)
+    has_frames = isinstance(time_axis, int) or (time_axis == "auto" and rank > 0 and not embeds)
     if has_frames and not rank:
         raise AdoptionError(f"utterance {ids[0]!r}, feature {feature!r}: one number has no frames")
     if not has_frames:
@@ -247,7 +273,8 @@ def stored_as(
         return Stored(dtype, shapes[0], False, np.ones(len(ids), np.int64))
     if len({shape[1:] for shape in distinct}) > 1:
         frames = [shape[1:] for shape in shapes]
-        _agree(feature, ids, frames, "shape of a frame", frames[0], _guess(distinct))
+        hint = "" if time_axis not in (0, "auto") else _guess(distinct)
+        _agree(feature, ids, frames, "shape of a frame", frames[0], hint)
     rows = np.fromiter((shape[0] for shape in shapes), np.int64, len(shapes))
     if 0 in shapes[0][1:] and rows.any():  # any number of them takes no byte
         raise AdoptionError(
@@ -255,6 +282,67 @@ def stored_as(
             f"number, of shape {shapes[0][1:]}; leave it out"
         )
     return Stored(dtype, shapes[0][1:], True, rows)
+
+
+def copied_as(
+    feature: str,
+    ids: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    dtypes: Sequence[str],
+    time_axis: TimeAxis,
+) -> Stored:
+    """Return what arrays are as a feature of a copy, in the one dtype that holds all numbers.
+
+    Takes, and raises, what `stored_as` does; but shapes are those of the source, before its frames
+    are put first.
+    """
+    one = common_dtype(dtypes)
+    turned = []
+    for id, shape in zip(ids, shapes, strict=True):
+        try:
+            turned.append(tuple(shape[axis] for axis in frames_first(shape, time_axis)))
+        except AdoptionError as error:
+            told = f"feature {feature!r}: utterance {id!r} {error}; {CONVERT}"
+            raise AdoptionError(told) from None
+    return stored_as(
+        feature, ids, turned, dtypes if one is None else [one] * len(dtypes), time_axis
+    )
+
+
+def common_dtype(dtypes: Iterable[str]) -> str | None:
+    """Return the dtype that holds all numbers of several ones as they are; None if none does.
+
+    >>> common_dtype(["float32", "float64"]), common_dtype(["int16", "uint8"])
+    ('float64', 'int16')
+    >>> common_dtype(["int64", "float32"]) is None
+    True
+    """
+    names = {*dtypes}
+    if len(names) == 1:
+        return names.pop()
+    if "bfloat16" in names:
+        return "float32" if names == {"bfloat16", "float32"} else None
+    each = [np.dtype(name) for name in names]
+    found: np.dtype[np.generic] = np.result_type(*each)
+    kinds = {dtype.kind for dtype in each}
+    return found.name if kinds == {"f"} or (kinds <= {*"iu"} and found.kind in "iu") else None
+
+
+def frames_first(shape: tuple[int, ...], time_axis: TimeAxis) -> tuple[int, ...]:
+    """Return the axes of an array in the order in which featcache has them: the frames first.
+
+    Raises `AdoptionError` where the array has no such axis.
+
+    >>> frames_first((1, 80, 700), -1)
+    (2, 0, 1)
+    """
+    axes = range(len(shape))
+    if not isinstance(time_axis, int) or time_axis == 0 or not shape:
+        return tuple(axes)
+    if not -len(shape) <= time_axis < len(shape):
+        raise AdoptionError(f"has shape {shape}, and no axis {time_axis} of frames")
+    first = time_axis % len(shape)
+    return first, *(axis for axis in axes if axis != first)
 
 
 def one_piece(stored: Stored, container: ArrayLike, offset: ArrayLike) -> FoundFeature:
@@ -285,7 +373,7 @@ def _guess(shapes: set[tuple[int, ...]]) -> str:
     if all(shape[0] == 1 for shape in shapes) and len({shape[2:] for shape in shapes}) == 1:
         return "; was a batch axis left in? store array[0] of each"
     if all(len(shape) == 2 for shape in shapes) and len({shape[0] for shape in shapes}) == 1:
-        return "; are they transposed? the first axis is the frames: store array.T of each"
+        return "; are they transposed? give time_axis=1 if the second axis is the frames"
     return ""
 
 
@@ -296,11 +384,12 @@ def _agree(
     what: str,
     first: object,
     hint: str = "",
+    way: str = CONVERT,
 ) -> None:
     if len(set(values)) == 1:
         return
     other = next(number for number, value in enumerate(values) if value != first)
     raise AdoptionError(
         f"feature {feature!r}: utterance {ids[0]!r} has {what} {first}, {ids[other]!r} has "
-        f"{values[other]}; a feature has one{hint}; {CONVERT}"
+        f"{values[other]}; a feature has one{hint}; {way}"
     )

@@ -22,6 +22,8 @@ _LETTERS = re.compile(r"[^\W\d_]{2}")
 class Names:
     """Meaning of the names of arrays: an id, and maybe a feature.
 
+    A feature that stands twice in a pattern is the same both times; `*` is anything but a slash.
+
     Args:
         options: with a pattern, which may lack; then each name is an id.
     """
@@ -29,26 +31,34 @@ class Names:
     def __init__(self, options: Options) -> None:
         self.pattern = options.pattern or EACH
         self.is_given = options.pattern is not None
-        self._feature = options.feature
-        parts = re.split(r"(\{id\}|\{feature\})", self.pattern.strip("/"))
-        if parts.count("{id}") != 1 or parts.count("{feature}") > 1:
+        self.feature = options.feature
+        parts = re.split(r"(\{id\}|\{feature\}|\*)", self.pattern.strip("/"))
+        if parts.count("{id}") != 1:
             raise ConfigError(
-                f"pattern {self.pattern!r} must have one {{id}}, and one {{feature}} at most, such "
-                "as '{feature}/{id}'"
+                f"pattern {self.pattern!r} must have one {{id}}, such as '{{feature}}/{{id}}'"
             )
-        groups = {"{id}": "(?P<id>.+)", "{feature}": "(?P<feature>[^/]+?)"}
-        self._regex = re.compile("".join(groups.get(part, re.escape(part)) for part in parts), re.S)
+        self.has_feature = "{feature}" in parts
+        groups = {"{id}": "(?P<id>.+)", "*": "[^/]*"}
+        for place, part in enumerate(parts):
+            if part == "{feature}":
+                again = "(?P<feature>[^/]+?)" in parts[:place]
+                parts[place] = "(?P=feature)" if again else "(?P<feature>[^/]+?)"
+            else:
+                parts[place] = groups.get(part, re.escape(part))
+        self._regex = re.compile("".join(parts), re.S)
 
     def match(self, name: str) -> tuple[str, str] | None:
         """Return the feature and the id of a name, None if the pattern is another.
 
         >>> Names(Options(pattern="{id}_{feature}")).match("spk1/utt_1_mel")
         ('mel', 'spk1/utt_1')
+        >>> Names(Options(pattern="{feature}/*-{feature}-{id}")).match("mel/anna-mel-utt_1")
+        ('mel', 'utt_1')
         """
         found = self._regex.fullmatch(name)
         if found is None:
             return None
-        return found.groupdict().get("feature") or self._feature, found["id"]
+        return found.groupdict().get("feature") or self.feature, found["id"]
 
     def by_feature(self, names: Sequence[str], source: str) -> dict[str, dict[str, int]]:
         """Return the place of each name by feature and id; those of other names are left out.
@@ -62,7 +72,8 @@ class Names:
                 if known.setdefault(matched[1], place) != place:
                     raise AdoptionError(
                         f"{source!r}: by pattern={self.pattern!r} there is utterance "
-                        f"{matched[1]!r}, feature {matched[0]!r} twice: {name!r}, too"
+                        f"{matched[1]!r}, feature {matched[0]!r} twice: {name!r}, too; take one "
+                        "away"
                     )
         if not found:
             raise AdoptionError(f"{source!r} has no array called like {self.pattern!r}")
@@ -76,9 +87,20 @@ class Names:
         return found
 
 
-def refuse_features(
-    source: str, names: Sequence[str], rows: Ints | None, *, apart: bool = False
-) -> None:
+def match_in_groups(names: Names, name: str, source: str) -> tuple[str, str] | None:
+    """Return the feature and the id of an array that may lie in a group, as `Names.match`.
+
+    Raises `AdoptionError` for one in a group, where no pattern says what that means.
+    """
+    if not names.is_given and "/" in name:
+        raise AdoptionError(
+            f"{source!r}: {name!r} lies in a group; say what names mean, such as "
+            "pattern='{feature}/{id}', or pattern='{id}' where ids have slashes"
+        )
+    return names.match(name)
+
+
+def refuse_features(source: str, names: Sequence[str], rows: Ints | None) -> None:
     """Raise `AdoptionError` for names that look like several features of the same utterances.
 
     Such as `mel/u1` and `pitch/u1`, or `u1_mel` and `u1_pitch`, if they are as long as each other,
@@ -88,18 +110,12 @@ def refuse_features(
         source: its name.
         names: of the arrays, without a suffix.
         rows: their lengths; None where the arrays do not go together as one feature anyway.
-        apart: whether a pattern has no `{feature}` in this kind of source.
     """
     found = [each for each in _guesses(names) if rows is None or _go_together(each, rows)]
     if not found:
         return
     guess = min(found, key=lambda each: sum(map(len, each.places)))  # "mel" rather than "mel-utt"
-    one = next(iter(guess.places))
-    way = f"give pattern={guess.pattern!r}"
-    if not guess.pattern:
-        way = CONVERT
-    elif apart:
-        way = one_by_one(guess.pattern, one)
+    way = f"give pattern={guess.pattern!r}" if guess.pattern else CONVERT
     raise AdoptionError(
         f"{source!r}: by their names, such as {names[0]!r}, arrays are the features "
         f"{', '.join(map(repr, guess.places))} of the same utterances; if they are, {way}; if each "
@@ -127,7 +143,7 @@ def _guesses(names: Sequence[str]) -> Iterator[_Guess]:
         return
     depth = min(name.count("/") for name in names)
     for number in range(depth):
-        pattern = "{feature}/{id}" if number == 0 else ""
+        pattern = _pattern_of(names) if number == 0 else ""
         yield from _guess(names, pattern, [_folder(name, number) for name in names])
     for sign in "_-.":
         if not all(sign in name.rpartition("/")[2] for name in names):
@@ -137,6 +153,31 @@ def _guesses(names: Sequence[str]) -> Iterator[_Guess]:
         if not any("/" in name for name in names):
             begins = (name.partition(sign)[::2] for name in names)
             yield from _guess(names, f"{{feature}}{sign}{{id}}", begins)
+
+
+def _pattern_of(names: Sequence[str]) -> str:
+    """Return the pattern by which all names, whose first folder is the feature, give the same ids.
+
+    The feature may stand once more in the file's name, as FastSpeech2 has it; "" if none fits.
+    """
+    again = [
+        f"{{feature}}/{name}"
+        for sign in "-_."
+        for name in (
+            f"*{sign}{{feature}}{sign}{{id}}",
+            f"{{feature}}{sign}{{id}}",
+            f"{{id}}{sign}{{feature}}",
+        )
+    ]
+    for pattern in ("{feature}/{id}", *again):
+        by_pattern = Names(Options(pattern=pattern))
+        found: dict[str, set[str]] = {}
+        for feature, id in filter(None, map(by_pattern.match, names)):
+            found.setdefault(feature, set()).add(id)
+        ids = [*found.values()]
+        if sum(map(len, ids)) == len(names) and set.intersection(*ids):
+            return pattern
+    return ""
 
 
 def _folder(name: str, number: int) -> tuple[str, str]:

@@ -9,14 +9,25 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, NoReturn, Protocol, runtime_checkable
+from typing import NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 
-from featcache.adoptable import CONVERT, RAW, FoundFeature, Place, stored_as
+from featcache.adoptable import (
+    CONVERT,
+    COPY,
+    RAW,
+    FoundFeature,
+    Place,
+    TimeAxis,
+    frames_first,
+    stored_as,
+)
+from featcache.adoptable.names import refuse_features
 from featcache.errors import AdoptionError
 from featcache.interface import Ints, storage_dtype
 
+REORDERED = "reordered"  # codec of whole arrays that lie in another order
 NO_OPTIONS: Mapping[str, object] = {}
 ONE_BY_ONE = (
     "adopt the features one by one into one cache: it has the utterances that have all of them"
@@ -32,6 +43,31 @@ class PlacedArray(NamedTuple):
     codec: str = RAW
     options: Mapping[str, object] = NO_OPTIONS
     block_rows: int = 0  # of each full block; 0: one block
+    # without a codec: the axes in the order in which their numbers lie, the slowest first; (): C
+    # order. In Fortran order it is (1, 0) for a matrix.
+    axes: tuple[int, ...] = ()
+    big_endian: bool = False
+    # the number of the file of each extent in `Found.containers`; (): they lie in one
+    files: Sequence[int] = ()
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The axes of several numbers in the order in which they lie; () where one is all."""
+        if 0 in self.shape:
+            return ()
+        axes = self.axes or range(len(self.shape))
+        found = tuple(axis for axis in axes if self.shape[axis] > 1)
+        return found if len(found) > 1 else ()
+
+    def frames_first(self, time_axis: TimeAxis) -> PlacedArray:
+        """Return the same array with the axis of the frames in front; its bytes stay."""
+        axes = frames_first(self.shape, time_axis)
+        if axes == tuple(range(len(axes))):
+            return self
+        return self._replace(
+            shape=tuple(self.shape[axis] for axis in axes),
+            axes=tuple(axes.index(axis) for axis in self.axes or range(len(axes))),
+        )
 
 
 class NamedArrays(Protocol):
@@ -62,15 +98,18 @@ class ArrayColumns:
         feature: its name.
         time_axis: as in `Options`.
         remedy: what to do where an utterance lacks the feature, as the end of a message.
+        copies: whether `featcache.convert` makes a cache of arrays that lie in several ways.
     """
 
     def __init__(
         self,
         feature: str,
-        time_axis: Literal[0, "auto"] | None = "auto",
+        time_axis: TimeAxis = "auto",
         remedy: str = ONE_BY_ONE,
+        *,
+        copies: bool = False,
     ) -> None:
-        self.feature, self._remedy = feature, remedy
+        self.feature, self._remedy, self._copies = feature, remedy, copies
         self.ids: list[str] = []
         self._time_axis = time_axis
         self._shapes: list[tuple[int, ...]] = []
@@ -78,6 +117,9 @@ class ArrayColumns:
         # of arrays with bytes, and the id of the first one
         self._encoding: tuple[str, Mapping[str, object]] | None = None
         self._encoded_id = ""
+        # by `PlacedArray.order` all axes, by byte order nothing; and the id of the first one
+        self._orders: dict[tuple[int, ...], tuple[tuple[int, ...], str]] = {}
+        self._byte_orders: dict[bool, str] = {}
         self._counts, self._container = array("q"), array("i")
         self._offset, self._nbytes = array("q"), array("q")
         self._block_rows, self._skip = array("q"), array("q")
@@ -85,20 +127,26 @@ class ArrayColumns:
     def add(
         self, id: str, container: int, placed: PlacedArray, window: tuple[int, int] | None = None
     ) -> None:
-        """Add the array of an id, or its frames `window[0]` to before `window[1]`."""
+        """Add the array of an id, or its frames `window[0]` to before `window[1]`.
+
+        `container` is the number of its file, where the array names none.
+        """
+        try:
+            placed = placed.frames_first(self._time_axis)
+        except AdoptionError as error:
+            self._refuse(id, str(error), CONVERT)
         if placed.extents:
             self._check_encoding(id, placed)
         skip = 0
         if window is not None and window != (0, placed.shape[0]):
-            placed, skip = (
-                _raw_window(placed, window) if placed.codec == RAW else _blocks(placed, window)
-            )
+            in_rows = placed.codec == RAW and placed.order == tuple(sorted(placed.order))
+            placed, skip = (_raw_window if in_rows else _blocks)(placed, window)
         self.ids.append(id)
         self._shapes.append(placed.shape)
         self._dtypes.append(placed.dtype)
         self._counts.append(len(placed.extents))
+        self._container.extend(placed.files or [container] * len(placed.extents))
         for offset, nbytes in placed.extents:
-            self._container.append(container)
             self._offset.append(offset)
             self._nbytes.append(nbytes)
         self._block_rows.append(placed.block_rows)
@@ -110,14 +158,21 @@ class ArrayColumns:
         Raises `AdoptionError`, naming an id, if the arrays do not make one feature, or are not
         those of `ids`, each one once.
         """
-        stored = stored_as(self.feature, self.ids, self._shapes, self._dtypes, self._time_axis)
+        stored = stored_as(
+            self.feature, self.ids, self._shapes, self._dtypes, self._time_axis, copies=self._copies
+        )
         codec, options = self._encoding or (RAW, NO_OPTIONS)
+        if codec == RAW and (reordered := self._reordered(stored.has_frames)):
+            codec, options = REORDERED, reordered
         counts = np.frombuffer(self._counts, np.int64)
-        if not stored.has_frames and codec != RAW and (counts > 1).any():
-            self._refuse(
-                self.ids[int((counts > 1).argmax())],
-                "lies in several blocks, which an array without a time axis cannot",
-            )
+        if codec == REORDERED or not stored.has_frames:
+            several = (counts > 1) & (codec != RAW)
+            if several.any():
+                self._refuse(
+                    self.ids[int(several.argmax())],
+                    "lies in several blocks, which an array in another order, or without a time "
+                    "axis, cannot",
+                )
         order = self._order(ids)
         first = np.append(0, np.cumsum(counts[order]))
         extents = _ragged(np.append(0, np.cumsum(counts)), first, order)
@@ -149,6 +204,36 @@ class ArrayColumns:
                 f"is stored {_described(*encoding)}, {self._encoded_id!r} "
                 f"{_described(*self._encoding)}",
             )
+        if placed.codec != RAW:
+            if placed.axes:
+                self._refuse(id, f"is stored with {placed.codec}, by its first axis alone")
+            return
+        if placed.order:
+            self._orders.setdefault(placed.order, (placed.axes, id))
+        if storage_dtype(placed.dtype).itemsize > 1:
+            self._byte_orders.setdefault(placed.big_endian, id)
+
+    def _reordered(self, has_frames: bool) -> dict[str, object]:
+        """Return the options of the codec for numbers in another order; none if it needs none."""
+        if len(self._byte_orders) > 1:
+            self._refuse(
+                self._byte_orders[True],
+                f"has big-endian numbers, {self._byte_orders[False]!r} little-endian ones",
+            )
+        options: dict[str, object] = {"big_endian": True} if True in self._byte_orders else {}
+        if all(order == tuple(sorted(order)) for order in self._orders):
+            return options
+        orders = [*self._orders]
+        known = [axes or tuple(range(len(self._shapes[0]))) for axes, _ in self._orders.values()]
+        fits = (axes for axes in known if all(_is_within(order, axes) for order in orders))
+        axes = next(fits, None)
+        if axes is None:
+            (_, one), (_, other) = [*self._orders.values()][:2]
+            self._refuse(
+                other,
+                f"has its axes in another order than {one!r}, such as Fortran's, or transposed",
+            )
+        return {"axes": [*axes] if has_frames else [0, *(axis + 1 for axis in axes)], **options}
 
     def _order(self, ids: Sequence[str]) -> Ints:
         if self.ids == ids and len(set(ids)) == len(ids):
@@ -157,7 +242,7 @@ class ArrayColumns:
         if len(numbers) < len(self.ids):
             seen: set[str] = set()
             twice = next(id for id in self.ids if id in seen or seen.add(id))  # type: ignore[func-returns-value]
-            self._refuse(twice, "is there twice")
+            self._refuse(twice, "is there twice", CONVERT)
         for lacks in set(ids) ^ numbers.keys():
             raise AdoptionError(
                 f"feature {self.feature!r}: utterance {lacks!r} lacks it, or another feature: a "
@@ -165,8 +250,33 @@ class ArrayColumns:
             )
         return np.fromiter((numbers[id] for id in ids), np.int64, len(ids))
 
-    def _refuse(self, id: str, what: str) -> NoReturn:
-        raise AdoptionError(f"feature {self.feature!r}: utterance {id!r} {what}; {CONVERT}")
+    def _refuse(self, id: str, what: str, way: str = "") -> NoReturn:
+        way = way or (COPY if self._copies else CONVERT)
+        raise AdoptionError(f"feature {self.feature!r}: utterance {id!r} {what}; {way}")
+
+
+def found_features(
+    source: str, columns: Mapping[str, ArrayColumns], ids: Sequence[str], *, is_named: bool
+) -> dict[str, FoundFeature]:
+    """Return all features of a source, in the order of `ids`.
+
+    Raises what `ArrayColumns.found` does; and `AdoptionError` where names look like several
+    features of the same utterances, unless `is_named`: a pattern says what they are.
+    """
+    try:
+        found = {name: each.found(ids) for name, each in sorted(columns.items())}
+    except AdoptionError:
+        if not is_named:
+            refuse_features(source, ids, None)
+        raise
+    if not is_named and found:
+        refuse_features(source, ids, next(iter(found.values())).rows)
+    return found
+
+
+def _is_within(order: tuple[int, ...], axes: tuple[int, ...]) -> bool:
+    """Whether some axes stand in this order among all of them."""
+    return tuple(axis for axis in axes if axis in order) == order
 
 
 def _ragged(old: Ints, new: Ints, order: Ints) -> Ints:
@@ -179,13 +289,16 @@ def _raw_window(placed: PlacedArray, window: tuple[int, int]) -> tuple[PlacedArr
     frame = placed.shape[1:]
     row_bytes = storage_dtype(placed.dtype).itemsize * math.prod(frame)
     begin, end = (row * row_bytes for row in window)
-    extents = []
-    for offset, nbytes in placed.extents:
+    extents: list[tuple[int, int]] = []
+    files: list[int] = []
+    for number, (offset, nbytes) in enumerate(placed.extents):
         first, last = max(begin, 0), min(end, nbytes)
         if first < last:
             extents.append((offset + first, last - first))
+            files += placed.files[number : number + 1]
         begin, end = begin - nbytes, end - nbytes
-    return placed._replace(shape=(window[1] - window[0], *frame), extents=extents), 0
+    shape = window[1] - window[0], *frame
+    return placed._replace(shape=shape, extents=extents, files=files), 0
 
 
 def _blocks(placed: PlacedArray, window: tuple[int, int]) -> tuple[PlacedArray, int]:
@@ -193,7 +306,10 @@ def _blocks(placed: PlacedArray, window: tuple[int, int]) -> tuple[PlacedArray, 
     size = placed.block_rows or placed.shape[0]
     some = slice(start // size, -(-stop // size)) if start < stop else slice(0, 0)
     array = placed._replace(
-        shape=(stop - start, *placed.shape[1:]), extents=placed.extents[some], block_rows=size
+        shape=(stop - start, *placed.shape[1:]),
+        extents=placed.extents[some],
+        files=placed.files[some],
+        block_rows=size,
     )
     return array, start % size if start < stop else 0
 

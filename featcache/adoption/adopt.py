@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import xxhash
 
 from featcache._checks import directory, named_settings
 from featcache._progress import bar
@@ -26,9 +25,8 @@ from featcache.adoptable import (
     FoundFeature,
     Kind,
     Options,
-    Readable,
-    ReadsArrays,
     Stored,
+    TimeAxis,
 )
 from featcache.adoption.place import LocalPlace, is_pattern
 from featcache.declaration import FeatureStorageConfig, FrameTimes, first_contradiction
@@ -56,7 +54,6 @@ from featcache.registry import backend_names, get_backend, get_kind, kind_names,
 from featcache.store import Cache
 from featcache.store import open as open_cache
 from featcache.tables.table import FeatureTable
-from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.compact import seal_adopted
 from featcache.writing.held import HeldCache
 from featcache.writing.open_part import Declarations
@@ -205,11 +202,12 @@ def check_shapes(
     source: str,
     ids: Sequence[str],
     features: Mapping[str, FoundFeature | Stored],
-    time_axis: Literal[0, "auto"] | None,
+    time_axis: TimeAxis,
 ) -> None:
     """Refuse batches of one, and warn of what else looks like a mistake, as a writer does.
 
-    Nothing in shapes is certain: with `time_axis=0` the user says that axis 0 is the frames. That
+    Nothing in shapes is certain: with `time_axis=0` the user says that axis 0 is the frames, with
+    another number that this axis was. That
     utterances have no frames is told all the same.
 
     Raises `AdoptionError`, naming the first id, where each of several arrays is a single frame of
@@ -226,7 +224,7 @@ def check_shapes(
                 "why, or delete them from the cache (Cache.delete; the source stays as it is)",
                 len(empty), source, name, ids[int(empty[0])],
             )  # fmt: skip
-        if time_axis == 0 or not dims:
+        if isinstance(time_axis, int) or not dims:
             continue
         sure = "give time_axis=0 if the first axis is the frames all the same"
         if len(dims) > 1 and (rows == 1).all():
@@ -240,7 +238,7 @@ def check_shapes(
         if len(dims) == 1 and len(ids) > 1 and 1 < rows[0] < dims[0] and (rows == rows[0]).all():
             _log.warning(
                 "each of the %d arrays of %r, feature %r, has %d frames of %d numbers: are they "
-                "transposed? store array.T of each, or %s",
+                "transposed? give time_axis=1 if the second axis is the frames; %s",
                 len(ids), source, name, rows[0], dims[0], sure,
             )  # fmt: skip
     _check_times(ids, features)
@@ -323,6 +321,7 @@ class _Checked:
 # `adopt`: an existing store becomes a cache, by an index of where its bytes lie.
 
 MOST_TOLD = 4  # files
+PICKLES = (".pkl", ".pickle", ".pk", ".p", ".joblib", ".pyd")
 OWN = "memmap"  # format of arrays that are appended to adopted ones
 
 
@@ -334,7 +333,7 @@ def adopt(
     kind: str | None = None,
     feature: str = "feats",
     pattern: str | None = None,
-    time_axis: Literal[0, "auto"] | None = "auto",
+    time_axis: TimeAxis = "auto",
     nonfinite: Literal["raise", "keep"] = "raise",
     overwrite: bool = False,
 ) -> Cache:
@@ -357,8 +356,10 @@ def adopt(
             their suffix, such as "{feature}/{id}" or "{id}_mel"; what is called otherwise is left
             out.
         time_axis: 0 if the first axis is the frames, also of arrays of one axis, and of those that
-            look like a batch of one; None if no array has a time axis; "auto" takes floats of one
-            axis that are all equally long for embeddings.
+            look like a batch of one; 1 if it is the second one, as in mels of shape (80, frames),
+            -1 if it is the last one: they are read with the frames first; None if no array has a
+            time axis; "auto" takes the first one, but floats of one axis that are all equally long
+            for embeddings.
         nonfinite: "keep" where arrays may hold NaN or infinity: no statistics then.
         overwrite: replace what the cache holds, such as what the source was before it changed.
 
@@ -535,6 +536,11 @@ def _what_it_is(place: LocalPlace) -> str:
     some = list(itertools.islice(place.files(), MOST_TOLD + 1))
     if not some:
         return "no file is there"
+    if all(path.endswith(PICKLES) for path in some):
+        return (
+            f"files such as {some[0]!r} are pickles, which are never run here: load them yourself "
+            "if you trust them, and write a cache of what they hold (featcache.CacheWriter)"
+        )
     more = ", ..." * (len(some) > MOST_TOLD)
     told = ", ".join(map(repr, some[:MOST_TOLD]))
     return (
@@ -560,75 +566,27 @@ def foreign_source(source: FeatureTable | CachePath) -> Path | None:
     return path if path.exists() or "*" in path.name else None
 
 
-@contextmanager
-def as_cache(
-    source: Path, beside: Path, settings: Mapping[str, object], *, copies: bool = True
-) -> Iterator[Cache]:
-    """Adopt a source in the directory `beside`; or copy its arrays, if only its library reads them.
-
-    The cache is removed at the end. A copy stays if anything is raised: the same call goes on with
-    it. `settings` are those of `adopt`; raises what that raises. Without `copies`, that too for
-    what only its library reads.
-    """
+def check_settings(settings: Mapping[str, object]) -> None:
+    """Raise `ConfigError` for what are no settings of `adopt` that other verbs take."""
     if not isinstance(settings, Mapping):
         raise ConfigError(f"settings of featcache.adopt are a mapping by name, not {settings!r}")
     if others := settings.keys() - {*SETTINGS}:
         told = ", ".join(map(repr, SETTINGS))
         raise ConfigError(f"no setting {sorted(others)[0]!r} of featcache.adopt; there are {told}")
+
+
+@contextmanager
+def as_cache(source: Path, beside: Path, settings: Mapping[str, Any]) -> Iterator[Cache]:
+    """Adopt a source in the directory `beside`; the cache is removed at the end.
+
+    `settings` are those of `adopt`; raises what that raises.
+    """
     is_new = not beside.exists()
     try:
-        try:
-            opened = _cache_of(source, beside, settings, copies)
-        except AdoptionError as error:
-            raise AdoptionError(f"{error} ({SAID})") from error
-        with opened as cache:
+        with adopt(source, beside / NAME, overwrite=True, **settings) as cache:
             yield cache
-        shutil.rmtree(cache.path)
     finally:
         shutil.rmtree(beside / NAME, ignore_errors=True)
         if is_new:
             with suppress(OSError):  # where anything was written
                 beside.rmdir()
-
-
-def _cache_of(source: Path, beside: Path, settings: Mapping[str, Any], copies: bool) -> Cache:
-    try:
-        return adopt(source, beside / NAME, overwrite=True, **settings)
-    except AdoptionError as error:
-        place, what = place_of(source)
-        kind: Kind = kind_of(place, what, settings.get("kind"))
-        if not copies or not isinstance(kind, ReadsArrays):
-            raise
-        # as text: the error holds the file open
-        _log.warning("%s: its arrays are read, and stored twice for the while", str(error))
-    options = {key: settings[key] for key in SETTINGS[1:4] if key in settings}
-    with kind.readable(place, what, Options(**options)) as readable:
-        check_shapes(place.name, readable.ids, readable.features, settings.get("time_axis", "auto"))
-        return _copied(readable, place, beside, kind.name, settings.get("nonfinite", "raise"))
-
-
-def _copied(
-    readable: Readable, place: LocalPlace, beside: Path, kind: str, nonfinite: str
-) -> Cache:
-    """Write a cache of arrays, or go on with one."""
-    features = {
-        name: FeatureStorageConfig(
-            name,
-            stored.dtype,
-            dims=stored.dims,
-            time_axis=0 if stored.has_frames else None,
-            nonfinite=nonfinite,
-        )
-        for name, stored in readable.features.items()
-    }
-    state = [(place.absolute(path), *place.status(path)) for path in readable.files]
-    digest = xxhash.xxh3_64_hexdigest(repr((state, [*features.values()])).encode())
-    path = beside / f"{NAME}-{digest}"
-    for left in beside.glob(f"{NAME}*"):  # of what the source was before
-        if left != path:
-            shutil.rmtree(left, ignore_errors=True)
-    with CacheWriter(path, features, {ADOPTED: kind}) as writer:
-        for number, id in enumerate(readable.ids):
-            if id not in writer:
-                writer.write(id, readable.read(number))
-    return open_cache(path)

@@ -149,22 +149,35 @@ def _other(head: bytes) -> str:
 # Codec of Kaldi's objects that do not hold their numbers as they are: compressed, integers.
 #
 # A block is one whole object of an archive, see `ark_objects`. Adopted archives are read with it;
-# nothing is written. Numbers of compressed matrices are those that kaldiio decodes, bit for bit:
-# Kaldi computes some of them in float64 before it rounds, which may differ in the last bit.
+# nothing is written. Numbers of compressed matrices are those of Kaldi itself, bit for bit. Caches
+# of before have those of kaldiio, which computes in float32 throughout: a last bit may differ.
 
 Floats = NDArray[np.float32]
 LEVELS: Floats = np.arange(256, dtype=np.float32)
+LEVEL_OF_KNOT = (0, 64, 192, 255)
 INTEGER = np.dtype([("size", "u1"), ("number", "<i4")])
 
 
 @dataclass(frozen=True)
 class KaldiCodec:
-    """Reads the compressed matrices and integer vectors of Kaldi's archives."""
+    """Reads the compressed matrices and integer vectors of Kaldi's archives.
+
+    Raises `ConfigError` for numbers of nobody known.
+
+    Args:
+        numbers: of compressed matrices, "kaldi" for those of Kaldi, "kaldiio" for those of kaldiio.
+    """
 
     name: ClassVar[str] = "kaldi"
     lossless: ClassVar[bool] = True
     only_reads: ClassVar[bool] = True
     dtypes: ClassVar[frozenset[str] | None] = frozenset({"float32", "float64", "int32"})
+
+    numbers: str = "kaldiio"  # as caches have it that do not say it
+
+    def __post_init__(self) -> None:
+        if self.numbers not in ("kaldi", "kaldiio"):
+            raise ConfigError(f"numbers are those of 'kaldi' or 'kaldiio', not {self.numbers!r}")
 
     def encode(self, block: Array) -> bytes:
         """Raise `ConfigError`: this codec only reads."""
@@ -188,10 +201,10 @@ class KaldiCodec:
             raise CorruptCacheError(
                 f"an object of Kaldi's has shape {found.shape}, not up to {(rows, *dims)}"
             )
-        return _numbers(found, data).reshape(held, *dims)
+        return _numbers(found, data, self.numbers == "kaldi").reshape(held, *dims)
 
 
-def _numbers(found: ArkObject, data: memoryview) -> Array:
+def _numbers(found: ArkObject, data: memoryview, of_kaldi: bool) -> Array:
     body = data[found.begin :]
     if found.is_raw:
         return np.frombuffer(body, np.dtype(found.dtype).newbyteorder("<")).reshape(found.shape)
@@ -206,13 +219,18 @@ def _numbers(found: ArkObject, data: memoryview) -> Array:
         if found.kind != b"CM ":
             two = found.kind == b"CM2"
             values = np.frombuffer(body, "<u2" if two else np.uint8).astype(np.float32)
-            return _unscaled(values, least, extent, 65535 if two else 255).reshape(found.shape)
+            most = 65535 if two else 255
+            if of_kaldi:  # CompressedMatrix::CopyToMat of Kaldi: the step is rounded, once
+                return _stepped(values, least, float(extent) * (1 / most)).reshape(found.shape)
+            return _unscaled(values, least, extent, most).reshape(found.shape)
         knots = np.frombuffer(body[: 8 * columns], "<u2").astype(np.float32)
-        knots = _unscaled(knots, least, extent, 65535).reshape(columns, 4)
+        if of_kaldi:  # Uint16ToFloat: its constant is a float32
+            knots = _stepped(knots, least, np.float32(extent) * np.float32(1.52590218966964e-05))
+        else:
+            knots = _unscaled(knots, least, extent, 65535)
+        knots = knots.reshape(columns, 4)
         levels = np.frombuffer(body[8 * columns :], np.uint8).reshape(columns, rows)
-        if rows < len(LEVELS):  # fewer numbers than a table of them has
-            return np.ascontiguousarray(_by_column(knots, levels.astype(np.float32)).T)
-        each = _by_column(knots, LEVELS)
+        each = _by_level(knots, of_kaldi)
     result = np.empty((columns, rows), np.float32)
     for column in range(columns):
         np.take(each[column], levels[column], out=result[column], mode="clip")
@@ -225,11 +243,20 @@ def _unscaled(values: Floats, least: float, extent: float, most: int) -> Floats:
     return result
 
 
-def _by_column(knots: Floats, level: Floats) -> Floats:
-    """Return the numbers of levels, a row a column: lines between the column's four knots."""
+def _stepped(values: Floats, least: float, step: float | np.float32) -> Floats:
+    result: Floats = np.float32(least) + values * np.float32(step)
+    return result
+
+
+def _by_level(knots: Floats, of_kaldi: bool) -> Floats:
+    """Return the number of each level, a row a column: lines between the column's four knots."""
+    # CompressedMatrix::CharToFloat of Kaldi, where 1/64.0 and what it meets are float64; and
     # PerColHeader.char_to_float of kaldiio, in float32 throughout
-    p0, p25, p75, p100 = (knots[:, n, None] for n in range(4))
-    low = p0 + (p25 - p0) * level * np.float32(1 / 64)
-    middle = p25 + (p75 - p25) * (level - np.float32(64)) * np.float32(1 / 128)
-    high = p75 + (p100 - p75) * (level - np.float32(192)) * np.float32(1 / 63)
-    return np.where(level <= 64, low, np.where(level > 192, high, middle))
+    wide = np.float64 if of_kaldi else np.float32
+    pieces = []
+    for number, (begin, end) in enumerate(((0, 65), (65, 193), (193, 256))):
+        start = LEVEL_OF_KNOT[number]
+        one, other = knots[:, number, None], knots[:, number + 1, None]
+        step = wide(1 / (LEVEL_OF_KNOT[number + 1] - start))
+        pieces.append(one + wide((other - one) * (LEVELS[begin:end] - np.float32(start))) * step)
+    return np.concatenate(pieces, axis=1, dtype=np.float32, casting="same_kind")

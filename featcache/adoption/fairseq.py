@@ -12,16 +12,16 @@ the audio, without suffix; where there is none beside the shards, ids are number
 
 from __future__ import annotations
 
-import math
 import re
 
 import numpy as np
 
-from featcache.adoptable import Found, Options, Place, one_piece, stored_as
-from featcache.adoption.npy_files import NpyHeader, lengths_beside, npy_header_of
+from featcache.adoptable import Found, Options, Place
+from featcache.adoptable.placed_arrays import ArrayColumns
+from featcache.adoption.npy_files import check_in_rows, lengths_beside, npy_header_of
 from featcache.adoption.scp import is_there, read_text
 from featcache.errors import AdoptionError
-from featcache.interface import Ints, storage_dtype
+from featcache.interface import Ints
 
 SHARD = re.compile(r"(.+)_([0-9]{1,6})_([0-9]{1,6})")
 
@@ -42,23 +42,19 @@ class FairseqKind:
         headers = [npy_header_of(place, path, "all") for path in arrays]
         lengths = [_read_lengths(place, path) for path in arrays]
         for path, header, each in zip(arrays, headers, lengths, strict=True):
-            if not header.shape or header.shape[0] != each.sum() or (each < 0).any():
+            check_in_rows(path, header)
+            if header.shape[0] != each.sum() or (each < 0).any():
                 raise AdoptionError(
                     f"{path!r} has the shape {header.shape}, but the lengths beside it add up to "
                     f"{each.sum():,} frames of {len(each):,} utterances"
                 )
-        rows = np.concatenate(lengths)
-        ids = _ids(place, arrays[0], len(rows))
-        shapes = [
-            shape
-            for header, each in zip(headers, lengths, strict=True)
-            for shape in [(length, *header.shape[1:]) for length in each.tolist()]
-        ]
-        dtypes = [header.dtype for header, each in zip(headers, lengths, strict=True) for _ in each]
-        stored = stored_as(options.feature, ids, shapes, dtypes, 0)
-        offset = np.concatenate(list(map(_offsets, headers, lengths)))
-        container = np.repeat(np.arange(len(arrays)), [len(each) for each in lengths])
-        return Found(arrays, ids, {options.feature: one_piece(stored, container, offset)})
+        ids = iter(all_ids := _ids(place, arrays[0], sum(map(len, lengths))))
+        columns = ArrayColumns(options.feature, 0)
+        for number, (header, each) in enumerate(zip(headers, lengths, strict=True)):
+            placed, ends = header.placed(), np.cumsum(each)
+            for begin, end in zip((ends - each).tolist(), ends.tolist(), strict=True):
+                columns.add(next(ids), number, placed, (begin, end))
+        return Found(arrays, all_ids, {options.feature: columns.found(all_ids)})
 
 
 KIND = FairseqKind()
@@ -102,12 +98,6 @@ def _read_lengths(place: Place, array: str) -> Ints:
         return np.array([int(word) for word in words], np.int64)
     except (ValueError, OverflowError) as error:
         raise AdoptionError(f"{path!r} holds more than lengths: {error}") from None
-
-
-def _offsets(header: NpyHeader, lengths: Ints) -> Ints:
-    row_bytes = storage_dtype(header.dtype).itemsize * math.prod(header.shape[1:])
-    begins: Ints = header.offset + row_bytes * (np.cumsum(lengths) - lengths)
-    return begins
 
 
 def _ids(place: Place, array: str, count: int) -> list[str]:

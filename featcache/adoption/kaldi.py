@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from featcache.adoptable import (
     CONVERT,
-    RAW,
     ByteSource,
     Found,
     FoundFeature,
@@ -46,6 +45,7 @@ LOOK_AT = 100  # files of a folder, to see whether archives are in it
 SCP = "feats.scp"
 # Kaldi takes a range that ends up to two rows behind the matrix, as durations are rounded
 BEYOND = 3
+OF_KALDI = {"numbers": "kaldi"}  # of the codec
 _log = logging.getLogger("featcache")
 
 
@@ -67,7 +67,7 @@ class KaldiKind:
         path = what or _scp_or_ark(place)
         if path.endswith(".scp"):
             scp = read_scp(place, path)
-            objects = _objects_of(place, scp)
+            objects = objects_of(place, scp)
             if not what:
                 _tell_others(place)
             annotations = read_annotations(place, path, scp.ids)
@@ -84,7 +84,7 @@ class KaldiKind:
 KIND = KaldiKind()
 
 
-def _objects_of(place: Place, scp: Scp) -> list[ArkObject]:
+def objects_of(place: Place, scp: Scp) -> list[ArkObject]:
     """Return the object of each line; several lines may have ranges of one."""
     objects: dict[int, ArkObject] = {}
     order = np.lexsort((scp.offset, scp.file))
@@ -96,13 +96,14 @@ def _objects_of(place: Place, scp: Scp) -> list[ArkObject]:
             for row in order[begin:end].tolist():
                 offset = int(scp.offset[row])
                 if offset != last:
-                    found = _object_at(window, offset, scp.ids[row])
+                    found = object_at(window, offset, scp.ids[row])
                 objects[row], last = found, offset
         begin = end
     return [objects[row] for row in range(len(scp.ids))]
 
 
-def _object_at(source: ByteSource, offset: int, id: str) -> ArkObject:
+def object_at(source: ByteSource, offset: int, id: str) -> ArkObject:
+    """Return the object of an id, by its head; raises `AdoptionError` if it is no matrix."""
     try:
         if offset > source.size:
             raise ValueError("the file ends before it")
@@ -130,7 +131,7 @@ def _walked(place: Place, archives: list[str]) -> tuple[Scp, list[ArkObject]]:
             window, at = Window(source), 0
             while at < source.size:
                 id, begin = _id_at(window, at)
-                found.append(_object_at(window, begin, id))
+                found.append(object_at(window, begin, id))
                 ids.append(id)
                 file.append(number)
                 offset.append(begin)
@@ -183,21 +184,31 @@ def _feature(
         )
     # empty matrices, which Kaldi writes without columns, have the columns of the others
     empty = (0, *next((each.shape for each in objects if each.shape[0]), (0, 0))[1:])
-    codec = RAW if all(each.is_raw for each in objects) else "kaldi"
+    is_raw = all(each.is_raw for each in objects)
     columns = ArrayColumns(options.feature, options.time_axis, CONVERT)
     lines = zip(scp.ids, scp.file.tolist(), scp.offset.tolist(), objects, strict=True)
     for row, (id, file, offset, each) in enumerate(lines):
         shape = empty if each.shape == (0, 0) else each.shape
-        begin = each.begin if codec == RAW else 0
-        extents = ((offset + begin, each.nbytes - begin),) if math.prod(shape) else ()
+        placed = placed_object(each, offset, shape, is_raw)
         try:
             window = _range(scp.ranges[row], shape) if row in scp.ranges else None
         except ValueError as error:
             raise AdoptionError(
                 f"{place.name!r}: utterance {id!r} is [{scp.ranges[row]}] of an array: {error}"
             ) from None
-        columns.add(id, file, PlacedArray(each.dtype, shape, extents, codec), window)
+        columns.add(id, file, placed, window)
     return columns.found(scp.ids, frame_s)
+
+
+def placed_object(
+    found: ArkObject, offset: int, shape: tuple[int, ...], is_raw: bool
+) -> PlacedArray:
+    """Return where an object lies that begins at `offset`, its numbers alone where they are raw."""
+    begin = found.begin if is_raw else 0
+    extents = ((offset + begin, found.nbytes - begin),) if math.prod(shape) else ()
+    if is_raw:
+        return PlacedArray(found.dtype, shape, extents)
+    return PlacedArray(found.dtype, shape, extents, "kaldi", OF_KALDI)
 
 
 def _found(

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
 import math
 import re
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from decimal import ROUND_HALF_UP, Decimal
@@ -23,8 +19,11 @@ from featcache.adoptable.placed_arrays import (
     NamesArrays,
     PlacedArray,
 )
+from featcache.adoption.kaldi import object_at, objects_of, placed_object
+from featcache.adoption.listed_entries import SUFFIXES, entries, first_entry
 from featcache.adoption.npy_files import npy_header_of, read_npy_header
-from featcache.adoption.place import GatheredValues, SourceFile, Window
+from featcache.adoption.place import GatheredValues, Window
+from featcache.adoption.scp import read_scp
 from featcache.adoption.webdataset.tar_walk import TarMember, members
 from featcache.errors import AdoptionError, ConfigError, describe
 from featcache.registry import get_kind
@@ -32,13 +31,11 @@ from featcache.registry import get_kind
 # Lines of lhotse manifests: where the arrays of each cut are stored, and what is said of it.
 #
 # Understood are cuts (`MonoCut`, `MultiCut`) and features, one JSON object a line, as in a
-# `.jsonl` or `.jsonl.gz` file. lhotse's own rules turn seconds to frames, so that a cut has the
+# `.jsonl` file, or a list of all of them, as in a `.json` or `.yaml` file; each maybe with gzip,
+# `.gz`. lhotse's own rules turn seconds to frames, so that a cut has the
 # frames that `cut.load_features()` gives; but where that repeats the last frame, since one is
 # stored less than the cut should have, the frames are those that are stored.
 
-LONGEST_LINE, MOST_BLANK = 1 << 23, 100  # bytes; lines without any
-# deflate makes a thousandth of what repeats, but of no manifest: ids and numbers differ
-MOST_INFLATED, ANY_INFLATED = 100, 1 << 24
 CUTS = ("MonoCut", "MultiCut")
 OTHER_CUTS = ("MixedCut", "PaddingCut")
 BEFORE_START = 1e-3  # seconds that a cut may begin before its features
@@ -70,21 +67,13 @@ class Item(NamedTuple):
 
 
 def manifest_items(source: ByteSource) -> Iterator[Item]:
-    """Yield what each line of a manifest says; raises `AdoptionError` for a line that is none."""
-    blank = 0
-    for number, line in enumerate(_lines(source), 1):
-        if not line.strip():
-            blank += 1
-            if blank > MOST_BLANK:
-                raise AdoptionError(f"{source.path!r} has more than {MOST_BLANK} empty lines")
-            continue
+    """Yield what each entry of a manifest says; raises `AdoptionError` for one that is none."""
+    for where, fields in entries(source):
         try:
-            fields = json.loads(line)
             if not isinstance(fields, dict):
                 raise TypeError(f"it is no object but {fields!r:.60}")
             yield _features(fields) if "storage_type" in fields else _cut(fields)
         except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
-            where = f"{source.path!r}, line {number}"
             if isinstance(error, AdoptionError):
                 raise AdoptionError(f"{where}: {error}") from None
             raise AdoptionError(
@@ -93,36 +82,15 @@ def manifest_items(source: ByteSource) -> Iterator[Item]:
 
 
 def is_manifest(source: ByteSource) -> bool:
-    """Whether the first line of a file is a cut, or features."""
+    """Whether the first entry of a file is a cut, or features."""
     try:
-        fields = json.loads(next(_lines(source), b""))
+        fields = first_entry(source)
     except (AdoptionError, ValueError, RecursionError):
         return False
     return isinstance(fields, dict) and (
         {"storage_type", "num_frames"} <= fields.keys()
         or fields.get("type") in (*CUTS, *OTHER_CUTS)
     )
-
-
-def _lines(source: ByteSource) -> Iterator[bytes]:
-    file: io.BufferedIOBase = io.BufferedReader(SourceFile(source), 1 << 20)
-    rest = source.size
-    if source.path.endswith(".gz"):
-        file = gzip.GzipFile(fileobj=file)
-        rest = max(MOST_INFLATED * source.size, ANY_INFLATED)
-    try:
-        while line := file.readline(LONGEST_LINE):
-            rest -= len(line)
-            if len(line) == LONGEST_LINE:
-                raise AdoptionError(f"{source.path!r} has a line of more than {LONGEST_LINE} bytes")
-            if rest < 0:
-                raise AdoptionError(
-                    f"{source.path!r} inflates to more than {MOST_INFLATED} times its bytes: it "
-                    "repeats itself, as no manifest does"
-                )
-            yield line
-    except (OSError, EOFError, zlib.error) as error:
-        raise AdoptionError(f"{source.path!r} cannot be read: {describe(error)}") from error
 
 
 def _features(fields: Fields) -> Item:
@@ -290,6 +258,7 @@ def _seconds(fields: Fields, name: str) -> float:
 #                          "offset,n0,n1,..." has the place of the first and the bytes of each
 #     numpy_files          a folder of .npy files; the key is the path below it
 #     lilcom_files         a folder of files, each one lilcom block
+#     kaldiio              Kaldi's feats.scp, the key is the id in it; or a place in an archive
 #     shar                 tar files of .npy files, or of lilcom blocks (.llc); the key is the id
 #
 # A relative path is one from the current directory, as for lhotse.
@@ -314,6 +283,7 @@ class LhotseStorage:
         self._size = cache(self._read_size)
         self._chunk_frames = cache(self._read_chunk_frames)
         self._absolute = cache(lambda path: str(Path(path).absolute()))
+        self._scps = cache(self._read_scp)
         self._members: dict[str, dict[str, TarMember]] = {}
         self._ways: dict[str, Callable[[StoredArray], tuple[str, PlacedArray]]] = {
             "numpy_hdf5": self._numpy_hdf5,
@@ -322,6 +292,7 @@ class LhotseStorage:
             "lilcom_chunky": self._lilcom_chunky,
             "numpy_files": self._numpy_files,
             "lilcom_files": self._lilcom_files,
+            "kaldiio": self._kaldi,
             SHAR: self._shar,
         }
 
@@ -393,6 +364,38 @@ class LhotseStorage:
     def _lilcom_files(self, stored: StoredArray) -> tuple[str, PlacedArray]:
         path = self._below(stored)
         return path, _lilcom(stored, [(0, self._size(path))])
+
+    def _kaldi(self, stored: StoredArray) -> tuple[str, PlacedArray]:
+        if stored.path.endswith(".scp"):
+            found = self._scps(self._absolute(stored.path)).get(stored.key)
+            if found is None:
+                raise AdoptionError(f"{stored.path!r} has no line of {stored.key!r}")
+            path, placed = found
+        else:
+            name, _, offset = stored.path.rpartition(":")
+            if not offset.isdigit():
+                raise AdoptionError(f"{stored.path!r} is no scp, nor a place in an archive")
+            path = self._absolute(name)
+            with self._place.open(path) as source:
+                each = object_at(source, int(offset), stored.key)
+            placed = placed_object(each, int(offset), each.shape, each.is_raw)
+        if placed.shape == (0, 0):
+            placed = placed._replace(shape=(0, *stored.shape[1:]))
+        return path, placed
+
+    def _read_scp(self, path: str) -> dict[str, tuple[str, PlacedArray]]:
+        """Return where the objects of an scp lie, by id."""
+        scp = read_scp(self._place, path)
+        if scp.ranges:
+            raise AdoptionError(f"{path!r} names ranges of matrices; adopt the scp itself")
+        objects = objects_of(self._place, scp)
+        is_raw = all(each.is_raw for each in objects)
+        return {
+            id: (scp.files[file], placed_object(each, offset, each.shape, is_raw))
+            for id, file, offset, each in zip(
+                scp.ids, scp.file.tolist(), scp.offset.tolist(), objects, strict=True
+            )
+        }
 
     def _shar(self, stored: StoredArray) -> tuple[str, PlacedArray]:
         if stored.path not in self._members:
@@ -466,17 +469,16 @@ def _lilcom(stored: StoredArray, blocks: Sequence[tuple[int, int]], frames: int 
 
 # lhotse's manifests, adopted with what they name: features, other arrays, texts and speakers.
 #
-# `adopt("cuts.jsonl.gz", ...)`: the ids are those of the cuts (of the recordings, where it is a
-# manifest of features), never storage keys. The array that lhotse calls `features` is called as
-# the user says; arrays in `custom` keep their names. Annotations are `duration` (seconds), `text`
-# of all supervisions of a cut in their order, `speaker`, `language` and `gender` where the
-# supervisions agree, `recording` where it is not the id, and what `custom` has of texts, numbers
-# and lists of numbers, each name of one kind.
+# `adopt("cuts.jsonl.gz", ...)`, or `.json` or `.yaml`: the ids are those of the cuts (of the
+# recordings, where it is a manifest of features), never storage keys. The array that lhotse calls
+# `features` is called as the user says; arrays in `custom` keep their names. Annotations are
+# `duration` (seconds), `text` of all supervisions of a cut in their order, `speaker`, `language`
+# and `gender` where the supervisions agree, `recording` where it is not the id, and what `custom`
+# has of texts, numbers and lists of numbers, each name of one kind.
 #
 # A folder of Shar (`cuts.000000.jsonl.gz` beside `features.000000.tar` and others) is adopted as
 # a whole.
 
-SUFFIXES = (".jsonl", ".jsonl.gz")
 SHARD = re.compile(r"((?:.*/)?)cuts\.(\d+)\.jsonl(?:\.gz)?")
 
 

@@ -6,17 +6,33 @@ may say that these are names of features, too: `{feature}/{id}`, `{id}_{feature}
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
-from featcache.adoptable import Found, FoundFeature, Options, Place, data_files
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.adoptable import (
+    Found,
+    FoundFeature,
+    Options,
+    Place,
+    Readable,
+    Stored,
+    copied_as,
+    data_files,
+    files_called,
+    frames_first,
+)
 from featcache.adoptable.names import Names, refuse_features
-from featcache.adoption import espnet, fairseq
-from featcache.adoption.npy_files import npy_feature
+from featcache.adoption import espnet, fairseq, flat_npy
+from featcache.adoption.npy_files import npy_feature, npy_headers
 from featcache.adoption.place import ids_of
 from featcache.errors import AdoptionError
 
 SUFFIX = ".npy"
-MORE_PARTICULAR = (espnet.KIND, fairseq.KIND)  # kinds of folders of such files, and others
+MORE_PARTICULAR = (espnet.KIND, fairseq.KIND, flat_npy.KIND)  # of folders of such files, and others
 _LOOK_AT = 64  # files, to recognise a folder
 
 
@@ -36,36 +52,74 @@ class NpyFolder:
 
     def index(self, place: Place, what: str, options: Options) -> Found:
         """Read the header of each file."""
-        paths = [path for path in place.files() if path.endswith(SUFFIX)]
-        if not paths:
-            raise AdoptionError(f"there is no {SUFFIX} file in {place.name!r}")
-        names = ids_of(paths, SUFFIX)
-        if options.pattern is None:
-            features = {options.feature: _feature(place, names, paths, options)}
-            return Found(paths, names, features)
-        found = Names(options).by_feature(names, place.name)
+        paths, found = _named(place, options)
         ids = list(next(iter(found.values())))
         containers: list[str] = []
         features = {}
         for name, places in found.items():
             numbers = range(len(containers), len(containers) + len(ids))
             containers += (mine := [paths[places[id]] for id in ids])
-            features[name] = npy_feature(place, name, ids, mine, numbers, options.time_axis)
+            features[name] = _feature(place, name, ids, mine, numbers, options)
         return Found(containers, ids, features)
 
+    @contextmanager
+    def readable(self, place: Place, what: str, options: Options) -> Iterator[Readable]:
+        """Read arrays by NumPy: what one feature holds in several dtypes, or orders of axes."""
+        paths, found = _named(place, options)
+        ids = list(next(iter(found.values())))
+        features = {
+            name: _stored(place, name, ids, [paths[places[id]] for id in ids], options)
+            for name, places in found.items()
+        }
 
-def _feature(
-    place: Place, ids: Sequence[str], paths: Sequence[str], options: Options
-) -> FoundFeature:
-    """Return the feature of files that are an utterance each; refuses those of several features."""
-    numbers = range(len(paths))
-    try:
-        found = npy_feature(place, options.feature, ids, paths, numbers, options.time_axis)
-    except AdoptionError:
-        refuse_features(place.name, ids, None)
-        raise
-    refuse_features(place.name, ids, found.rows)
-    return found
+        def read(number: int) -> Mapping[str, NDArray[Any]]:
+            arrays = {}
+            for name, places in found.items():
+                path = place.local(paths[places[ids[number]]])
+                array = np.load(path, allow_pickle=False)
+                arrays[name] = array.transpose(frames_first(array.shape, options.time_axis))
+            return arrays
+
+        yield Readable(paths, ids, features, read)
 
 
 KIND = NpyFolder()
+
+
+def _named(place: Place, options: Options) -> tuple[list[str], dict[str, dict[str, int]]]:
+    """Return the files of a folder, and their places by feature and id."""
+    paths = files_called(place, (SUFFIX,))
+    if not paths:
+        raise AdoptionError(f"there is no {SUFFIX} file in {place.name!r}")
+    return paths, Names(options).by_feature(ids_of(paths, SUFFIX), place.name)
+
+
+def _stored(
+    place: Place, name: str, ids: Sequence[str], paths: Sequence[str], options: Options
+) -> Stored:
+    headers = npy_headers(place, ids, paths)
+    shapes, dtypes = [each.shape for each in headers], [each.dtype for each in headers]
+    stored = copied_as(name, ids, shapes, dtypes, options.time_axis)
+    if options.pattern is None:
+        refuse_features(place.name, ids, stored.rows)
+    return stored
+
+
+def _feature(
+    place: Place,
+    name: str,
+    ids: Sequence[str],
+    paths: Sequence[str],
+    numbers: Sequence[int],
+    options: Options,
+) -> FoundFeature:
+    """Return a feature; refuses files that are those of several ones, if no pattern says so."""
+    try:
+        found = npy_feature(place, name, ids, paths, numbers, options.time_axis, copies=True)
+    except AdoptionError:
+        if options.pattern is None:
+            refuse_features(place.name, ids, None)
+        raise
+    if options.pattern is None:
+        refuse_features(place.name, ids, found.rows)
+    return found

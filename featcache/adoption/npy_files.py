@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
-from featcache.adoptable import CONVERT, MOST_AXES, FoundFeature, Place, one_piece, stored_as
-from featcache.adoptable.placed_arrays import PlacedArray
+from featcache.adoptable import COMPLEX, CONVERT, MOST_AXES, FoundFeature, Place, TimeAxis
+from featcache.adoptable.placed_arrays import ArrayColumns, PlacedArray
 from featcache.adoption.scp import is_there
 from featcache.errors import AdoptionError
 from featcache.interface import storage_dtype
@@ -23,7 +22,7 @@ _MOST = 256  # bytes that hold the header of an ordinary array, with all before 
 _MOST_HEADER = 10_000  # what NumPy evaluates, by default
 _MAGIC = b"\x93NUMPY"
 _PLAIN = re.compile(
-    rb"\{'descr': '([<|][biuf][1248])', 'fortran_order': (False|True), "
+    rb"\{'descr': '([<>|][biuf][1248])', 'fortran_order': (False|True), "
     rb"'shape': \((\d{1,18}(?:, \d{1,18})*)?,?\), \} *\n"
 )
 
@@ -36,11 +35,15 @@ class NpyHeader:
     shape: tuple[int, ...]
     offset: int  # the first byte of the array
     nbytes: int
+    in_fortran_order: bool = False
+    big_endian: bool = False
 
     def placed(self, begin: int = 0) -> PlacedArray:
         """Return where the array lies in a file, in which the `.npy` file begins at a byte."""
         extents = ((begin + self.offset, self.nbytes),) if self.nbytes else ()
-        return PlacedArray(self.dtype, self.shape, extents)
+        axes = tuple(range(len(self.shape)))[::-1] if self.in_fortran_order else ()
+        placed = PlacedArray(self.dtype, self.shape, extents, axes=axes)
+        return placed._replace(big_endian=True) if self.big_endian else placed
 
 
 def read_npy_header(
@@ -54,7 +57,7 @@ def read_npy_header(
         size: all bytes of the `.npy` file.
         where: names the file in messages, such as its id and path.
 
-    Raises `AdoptionError` for what is no `.npy` file of a plain array in C order, or cut short.
+    Raises `AdoptionError` for what is no `.npy` file of a plain array, or cut short.
     """
     front = read(begin, min(_MOST, size))
     if len(front) >= 12 and _header_bytes(front, where) > len(front):
@@ -65,7 +68,7 @@ def read_npy_header(
 def _header(front: bytes, size: int, where: str) -> NpyHeader:
     begin = _begin(front, where)
     try:
-        dtype, shape = _parsed(front[begin : _header_bytes(front, where)])
+        dtype, big_endian, fortran, shape = _parsed(front[begin : _header_bytes(front, where)])
         if len(shape) > MOST_AXES:
             raise ValueError(f"the array has {len(shape):,} axes")
     except ValueError as error:
@@ -78,7 +81,7 @@ def _header(front: bytes, size: int, where: str) -> NpyHeader:
             f"{offset + nbytes}: it is damaged, or holds more than one array; remove it, or "
             f"{CONVERT}"
         )
-    return NpyHeader(dtype, shape, offset, nbytes)
+    return NpyHeader(dtype, shape, offset, nbytes, fortran, big_endian)
 
 
 def _header_bytes(front: bytes, where: str) -> int:
@@ -92,21 +95,20 @@ def _header_bytes(front: bytes, where: str) -> int:
 
 def _begin(front: bytes, where: str) -> int:
     if front[:6] != _MAGIC or len(front) < 12 or front[6] not in (1, 2, 3):
-        raise AdoptionError(f"{where} is no .npy file")
+        raise AdoptionError(f"{where} is no .npy file; remove it, or write it again")
     return 10 if front[6] == 1 else 12
 
 
 @lru_cache(maxsize=65536)  # arrays of a data set differ in their lengths alone
-def _parsed(header: bytes) -> tuple[str, tuple[int, ...]]:
+def _parsed(header: bytes) -> tuple[str, bool, bool, tuple[int, ...]]:
+    """Return dtype, whether it is big-endian, whether in Fortran order, and shape."""
     plain = _PLAIN.fullmatch(header)
     if plain is None:
         descr, fortran, shape = _evaluated(header)
     else:
         descr, fortran = plain[1].decode(), plain[2] == b"True"
         shape = tuple(map(int, plain[3].split(b", "))) if plain[3] else ()
-    if fortran and len(shape) > 1 and all(length != 1 for length in shape):
-        raise ValueError(f"the array is in Fortran order; {CONVERT}")
-    return _dtype(descr), shape
+    return *_dtype(descr), fortran, shape
 
 
 def _evaluated(header: bytes) -> tuple[str, bool, tuple[int, ...]]:
@@ -124,17 +126,22 @@ def _evaluated(header: bytes) -> tuple[str, bool, tuple[int, ...]]:
 _NAMES = {"b": "bool", "i": "int", "u": "uint", "f": "float"}
 
 
-def _dtype(descr: str) -> str:
-    """Return the declared dtype of numpy's description of one."""
-    kind, bits = descr[1:2], descr[2:]
-    little = descr[:1] == "<" or (descr[:1] == "|" and bits == "1")
-    if kind == "b" and descr == "|b1":
-        return "bool"
+_LOADED = (
+    "its pickles are never run here: load it by np.load(..., allow_pickle=True) if you trust it, "
+    "and write a cache of it (featcache.CacheWriter)"
+)
+
+
+def _dtype(descr: str) -> tuple[str, bool]:
+    """Return the declared dtype of numpy's description of one, and whether it is big-endian."""
+    order, kind, bits = descr[:1], descr[1:2], descr[2:]
+    if descr == "|b1":
+        return "bool", False
     sizes = {"i": ("1", "2", "4", "8"), "u": ("1", "2", "4", "8"), "f": ("2", "4", "8")}
-    if little and bits in sizes.get(kind, ()):
-        return f"{_NAMES[kind]}{int(bits) * 8}"
-    big = " (its numbers are big-endian)" if descr[:1] == ">" else ""
-    raise ValueError(f"arrays of dtype {descr!r} are not adopted{big}; {CONVERT}")
+    if bits in sizes.get(kind, ()) and order in ("<>" if bits != "1" else "<>|"):
+        return f"{_NAMES[kind]}{int(bits) * 8}", order == ">"
+    way = {"O": _LOADED, "c": COMPLEX}
+    raise ValueError(f"arrays of dtype {descr!r} are not adopted; {way.get(kind, CONVERT)}")
 
 
 # Files of `.npy` of one array each, many of them: where the arrays lie.
@@ -151,10 +158,34 @@ def npy_header_of(place: Place, path: str, id: str) -> NpyHeader:
         return read_npy_header(source.read, 0, source.size, where)
 
 
+def check_in_rows(path: str, header: NpyHeader) -> None:
+    """Raise `AdoptionError` for an array that cannot be cut along its first axis."""
+    order = header.placed().order
+    if not header.shape or order != tuple(sorted(order)):
+        raise AdoptionError(
+            f"{path!r}, of shape {header.shape}, has not frame after frame (in Fortran order: "
+            f"{header.in_fortran_order}); {CONVERT}"
+        )
+
+
 def lengths_beside(place: Place, path: str) -> str:
     """Return the file beside an array that has the lengths of utterances; "" if there is none."""
     stem = path.removesuffix(".npy")
     return next((stem + end for end in LENGTHS if is_there(place, stem + end)), "")
+
+
+def npy_headers(place: Place, ids: Sequence[str], paths: Sequence[str]) -> list[NpyHeader]:
+    """Return the headers of files of one array each."""
+
+    def headers(begin: int) -> list[NpyHeader]:
+        some = slice(begin, begin + FILES_A_TASK)
+        return [
+            npy_header_of(place, path, id) for path, id in zip(paths[some], ids[some], strict=True)
+        ]
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        chunks: Iterator[list[NpyHeader]] = pool.map(headers, range(0, len(ids), FILES_A_TASK))
+        return [header for chunk in chunks for header in chunk]
 
 
 def npy_feature(
@@ -163,7 +194,9 @@ def npy_feature(
     ids: Sequence[str],
     paths: Sequence[str],
     numbers: Sequence[int],
-    time_axis: Literal[0, "auto"] | None,
+    time_axis: TimeAxis,
+    *,
+    copies: bool = False,
 ) -> FoundFeature:
     """Return a feature whose arrays are files.
 
@@ -174,17 +207,9 @@ def npy_feature(
         paths: of their files.
         numbers: of the files in `Found.containers`.
         time_axis: as in `Options`.
+        copies: as of `ArrayColumns`.
     """
-
-    def headers(begin: int) -> list[NpyHeader]:
-        some = slice(begin, begin + FILES_A_TASK)
-        return [
-            npy_header_of(place, path, id) for path, id in zip(paths[some], ids[some], strict=True)
-        ]
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        chunks: Iterator[list[NpyHeader]] = pool.map(headers, range(0, len(ids), FILES_A_TASK))
-        found = [header for chunk in chunks for header in chunk]
-    shapes = [header.shape for header in found]
-    stored = stored_as(name, ids, shapes, [header.dtype for header in found], time_axis)
-    return one_piece(stored, numbers, [header.offset for header in found])
+    columns = ArrayColumns(name, time_axis, copies=copies)
+    for id, number, header in zip(ids, numbers, npy_headers(place, ids, paths), strict=True):
+        columns.add(id, number, header.placed())
+    return columns.found(ids)

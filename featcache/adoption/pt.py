@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
 import pickletools
 import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import IO, NamedTuple, cast
 
 from featcache.adoptable import (
     CONVERT,
+    COPY,
     MOST_AXES,
     ByteSource,
     Found,
     Options,
     Place,
+    Readable,
+    files_called,
 )
-from featcache.adoptable.names import EACH, Names, refuse_features
-from featcache.adoptable.placed_arrays import ArrayColumns, PlacedArray
+from featcache.adoptable.names import EACH, Names
+from featcache.adoptable.placed_arrays import ArrayColumns, PlacedArray, found_features
+from featcache.adoption.libraries import torch_files
 from featcache.adoption.place import GatheredValues, SourceFile, ids_of
 from featcache.errors import AdoptionError, ConfigError
 from featcache.interface import storage_dtype
@@ -49,6 +55,8 @@ DTYPES = {
     "torch BoolStorage": "bool",
 }
 TENSOR, ORDERED = "torch._utils _rebuild_tensor_v2", "collections OrderedDict"
+# calls of torch's own for parameters, and for tensors of newer dtypes
+LOADABLE = {"torch._utils _rebuild_parameter", "torch._utils _rebuild_tensor_v3"}
 VALUES = {
     "BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "SHORT_BINUNICODE"
 }  # fmt: skip
@@ -56,7 +64,9 @@ CONSTANTS = {"NEWTRUE": True, "NEWFALSE": False, "NONE": None, "EMPTY_TUPLE": ()
 IGNORED = {"PROTO", "FRAME", "STOP"}
 _PUT, _GET = {"BINPUT", "LONG_BINPUT"}, {"BINGET", "LONG_BINGET"}
 _OPCODES = {opcode.code.encode("latin-1"): opcode for opcode in pickletools.opcodes}
-MOST_BYTES, MOST_STEPS = 1 << 20, 100_000  # of a pickle: of two thousand tensors, say
+# of a pickle: of two thousand tensors that share a storage, or a storage each
+MOST_BYTES, MOST_STEPS = 1 << 20, 100_000
+BYTES_A_STORAGE, STEPS_A_STORAGE = 1 << 10, 80
 MOST_NUMBERS = 1 << 56
 
 
@@ -70,13 +80,18 @@ class _Other:
 _OTHER = _Other()
 
 
+class LoadableError(ValueError):
+    """Raised for what is not read here, but by `torch.load(..., weights_only=True)`."""
+
+
 class SavedTensor(NamedTuple):
-    """A tensor in C order: where its numbers lie in its storage."""
+    """A tensor: where its numbers lie in its storage, side by side."""
 
     dtype: str
     shape: tuple[int, ...]
     storage: str  # name of the file of its storage
     first: int  # number of the storage where it begins
+    axes: tuple[int, ...] = ()  # as of `PlacedArray`
 
 
 class _Name(NamedTuple):
@@ -170,25 +185,29 @@ _ACTIONS: dict[str, Callable[[_Machine], object]] = {
 _KNOWN = VALUES | CONSTANTS.keys() | IGNORED | _PUT | _GET | {"GLOBAL"} | _ACTIONS.keys()
 
 
-def saved(data: bytes) -> object:
+def saved(data: bytes, storages: int = 0) -> object:
     """Return what a pickle holds, a `SavedTensor` for each tensor.
 
     Raises `ValueError` for what is not of the opcodes and names known here.
+
+    Args:
+        data: the pickle.
+        storages: beside it.
     """
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"its pickle has {len(data):,} bytes")
+    if len(data) > max(MOST_BYTES, BYTES_A_STORAGE * storages):
+        raise LoadableError(f"its pickle has {len(data):,} bytes")
     machine = _Machine()
     try:
-        for name, argument in _steps(io.BytesIO(data)):
+        for name, argument in _steps(io.BytesIO(data), max(MOST_STEPS, STEPS_A_STORAGE * storages)):
             _step(machine, name, argument)
         return machine.last(1)[0]
     except (IndexError, KeyError, TypeError) as error:
         raise ValueError(f"its pickle is damaged: {error!r}") from None
 
 
-def _steps(file: IO[bytes]) -> Iterator[tuple[str, object]]:
+def _steps(file: IO[bytes], most: int) -> Iterator[tuple[str, object]]:
     """Yield opcodes and arguments; those that no tensor has are refused before they are decoded."""
-    for _ in range(MOST_STEPS):
+    for _ in range(most):
         code = file.read(1)
         if code not in _OPCODES:
             raise ValueError("its pickle is damaged, or ends early")
@@ -199,7 +218,7 @@ def _steps(file: IO[bytes]) -> Iterator[tuple[str, object]]:
         yield opcode.name, read(file) if read else None
         if opcode.name == "STOP":
             return
-    raise ValueError(f"its pickle has more than {MOST_STEPS:,} steps")
+    raise LoadableError(f"its pickle has more than {most:,} steps")
 
 
 def _global(file: IO[bytes]) -> str:
@@ -238,7 +257,8 @@ def _is_deep(value: object) -> bool:
 
 def _name(name: str) -> _Name:
     if name not in (TENSOR, ORDERED) and name not in DTYPES:
-        raise ValueError(f"it holds {name.replace(' ', '.')!r}")
+        kind = LoadableError if name in LOADABLE else ValueError
+        raise kind(f"it holds {name.replace(' ', '.')!r}")
     return _Name(name)
 
 
@@ -261,27 +281,43 @@ def _tensor(arguments: tuple[object, ...]) -> SavedTensor:
         type(number) is int and 0 <= number < MOST_NUMBERS for number in numbers
     ):
         raise ValueError("its pickle holds a tensor that is none")
+    axes = _axes(shape, cast(tuple[int, ...], strides))
+    return SavedTensor(storage.dtype, shape, storage.key, cast(int, first), axes)
+
+
+def _axes(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the order of axes in which numbers lie side by side, () in C order."""
+    if len(strides) != len(shape):
+        raise ValueError("its pickle holds a tensor that is none")
+    in_c_order = tuple(range(len(shape)))
+    if 0 in shape:
+        return ()
+    axes = sorted(in_c_order, key=lambda axis: (-strides[axis] if shape[axis] > 1 else 0, axis))
     step = 1
-    for length, stride in zip(shape[::-1], cast(tuple[int, ...], strides)[::-1], strict=True):
-        if length > 1 and stride != step and 0 not in shape:
-            raise ValueError("it holds a tensor that is not in C order")
-        step *= length
-    return SavedTensor(storage.dtype, shape, storage.key, cast(int, first))
+    for axis in axes[::-1]:
+        if shape[axis] > 1 and strides[axis] != step:
+            raise LoadableError("it holds a part of a larger tensor, whose numbers have gaps")
+        step *= shape[axis]
+    long = [axis for axis in axes if shape[axis] > 1]
+    return () if long == sorted(long) else tuple(axes)
 
 
-# Folders of `.pt` files of `torch.save`: a tensor an utterance, or a dict of tensors by name.
+# Folders of files of `torch.save`: a tensor an utterance, or a dict of tensors by name.
 #
 # Such a file is a zip of stored members (torch 1.6 and later)::
 #
 #     <name>/data.pkl     a pickle, which `torch_pickles` reads without running it
 #     <name>/data/<key>   the storage of a tensor, little-endian if <name>/byteorder says so
 #
-# The id is the path below the folder without `.pt`. A single tensor is the feature that the user
-# names; of a dict each tensor is a feature, each text and number an annotation. Of one file that
-# the user names, a dict has an utterance a tensor.
+# The id is the path below the folder without `.pt`, `.pth` or `.ckpt`. A single tensor is the
+# feature that the user names, or the pattern; of a dict each tensor is a feature, each text and
+# number an annotation. Of one file that the user names, a dict has an utterance a tensor. Files of
+# torch before 1.6 are no zip; torch itself reads them for a copy, and tensors with gaps.
 
+_log = logging.getLogger("featcache")
 LOOK_AT = 100
-END = ".pt"
+ENDS = (".pt", ".pth", ".ckpt")
+LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."  # torch's number, pickled
 LOCAL = struct.Struct("<4s22xHH")  # of a local header: its signature, bytes of name and extra field
 BROKEN = (zipfile.BadZipFile, ValueError, struct.error, NotImplementedError, EOFError, KeyError)
 
@@ -295,43 +331,72 @@ class PtKind:
     def recognises(self, place: Place, what: str) -> bool:
         """Whether this is a folder of such files, or one."""
         if what:
-            return what.endswith(END)
-        return any(path.endswith(END) for path in islice(place.files(), LOOK_AT))
+            return what.endswith(ENDS)
+        return any(path.endswith(ENDS) for path in islice(place.files(), LOOK_AT))
 
     def index(self, place: Place, what: str, options: Options) -> Found:
         """Find the tensors of all files."""
-        paths = [path for path in ([what] if what else place.files()) if path.endswith(END)]
-        names = Names(options)
-        if "{feature}" in names.pattern:
-            raise ConfigError(
-                f"pattern {names.pattern!r}: dicts in files of kind 'pt' name features"
-            )
-        if what and paths and (found := _of_one(place, what, options)) is not None:
+        if what and (found := _of_one(place, what, options)) is not None:
             return found
-        stems = ids_of(paths, END)
-        named = names.by_feature(stems, place.name)[options.feature] if paths else {}
-        ids, paths = list(named), [paths[number] for number in named.values()]
+        names = Names(options)
+        paths, named = _named(place, what, names)
+        ids = list(next(iter(named.values())))
+        containers: list[str] = []
         tensors: dict[str, ArrayColumns] = {}
-        values = GatheredValues()
-        for number, (id, path) in enumerate(zip(ids, paths, strict=True)):
-            with place.open(path) as source:
-                held = _held(source, id)
-                for name, value in held.content(options.feature).items():
-                    if isinstance(value, SavedTensor):
-                        mine = tensors.setdefault(name, _columns(name, options))
-                        mine.add(id, number, held.placed(value))
-                    else:
-                        values.add(number, {name: value})
-        features = {name: each.found(ids) for name, each in sorted(tensors.items())}
-        if not names.is_given and features:
-            refuse_features(place.name, ids, next(iter(features.values())).rows, apart=True)
+        values, left_out = GatheredValues(), set[str]()
+        for feature, places in named.items():
+            for row, id in enumerate(ids):
+                path = paths[places[id]]
+                with place.open(path) as source:
+                    held = _held(source, id)
+                    _check_content(held.value, names)
+                    for name, value in held.content(feature).items():
+                        if isinstance(value, SavedTensor):
+                            mine = tensors.setdefault(name, _columns(name, options))
+                            mine.add(id, len(containers), held.placed(value))
+                        else:
+                            values.add(row, {name: value})
+                            left_out |= {name} if value is _OTHER else set()
+                containers.append(path)
+        features = found_features(place.name, tensors, ids, is_named=names.is_given)
+        if left_out:
+            _log.warning(
+                "%r: %s, in files beside tensors, are no tensor, text or number, and left out",
+                place.name, ", ".join(map(repr, sorted(left_out)[:9])),
+            )  # fmt: skip
+        if not names.is_given:
             _refuse_one(place, paths, features)
         if not features:
-            raise AdoptionError(f"{place.name!r} holds no tensors in '.pt' files; {CONVERT}")
-        return Found(paths, ids, features, values.columns(len(ids), without=features))
+            raise AdoptionError(f"{place.name!r} holds no tensors in its files; {CONVERT}")
+        return Found(containers, ids, features, values.columns(len(ids), without=features))
+
+    def readable(
+        self, place: Place, what: str, options: Options
+    ) -> AbstractContextManager[Readable]:
+        """Read by torch, with `weights_only`: older files, parts of tensors, dicts in dicts."""
+        return torch_files.FILES.readable(place, what, options)
 
 
 KIND = PtKind()
+
+
+def _named(place: Place, what: str, names: Names) -> tuple[list[str], dict[str, dict[str, int]]]:
+    """Return the files, and their places by feature and id."""
+    paths = [what] if what else files_called(place, ENDS)
+    if not paths:
+        raise AdoptionError(f"{place.name!r} holds no tensors in {', '.join(ENDS)} files")
+    for end in ENDS:
+        ids_of([path for path in paths if path.endswith(end)], end)  # refuses one without a name
+    stems = [path.rpartition(".")[0] for path in paths]
+    return paths, names.by_feature(stems, place.name)
+
+
+def _check_content(value: object, names: Names) -> None:
+    if names.has_feature and isinstance(value, dict):
+        raise ConfigError(
+            f"pattern {names.pattern!r}: the dicts in files of this source name features; give "
+            "one without {feature}"
+        )
 
 
 def _of_one(place: Place, path: str, options: Options) -> Found | None:
@@ -347,16 +412,17 @@ def _of_one(place: Place, path: str, options: Options) -> Found | None:
             columns.add(id, 0, held.placed(each))
     if len(tensors) < len(content) or not tensors:
         other = next((id for id in content if id not in tensors), "")
+        way = CONVERT if tensors or not all(each is _OTHER for each in content.values()) else COPY
         raise AdoptionError(
             f"{place.name!r} holds more than tensors by id, such as {other!r}; if these are the "
-            f"features of one utterance, name the folder, and give pattern={EACH!r}; else {CONVERT}"
+            f"features of one utterance, name the folder, and give pattern={EACH!r}; else {way}"
         )
     ids = list(tensors)
     return Found([path], ids, {options.feature: columns.found(ids)})
 
 
 def _columns(feature: str, options: Options) -> ArrayColumns:
-    return ArrayColumns(feature, options.time_axis, CONVERT)
+    return ArrayColumns(feature, options.time_axis, CONVERT, copies=True)
 
 
 def _refuse_one(place: Place, paths: list[str], features: Mapping[str, object]) -> None:
@@ -398,16 +464,18 @@ class _Held:
         if member is None or first + nbytes > member.nbytes:
             raise AdoptionError(f"{self.where} is damaged: a tensor of it lacks bytes")
         extents = ((member.begin + first, nbytes),) if nbytes else ()
-        return PlacedArray(tensor.dtype, tensor.shape, extents)
+        return PlacedArray(tensor.dtype, tensor.shape, extents, axes=tensor.axes)
 
 
 def _held(source: ByteSource, id: str) -> _Held:
     where = f"utterance {id!r}, {source.path!r},"
     try:
+        if source.size > len(LEGACY) and source.read(0, len(LEGACY)) == LEGACY:
+            raise LoadableError("it is in the format of torch before 1.6, no zip")
         members = _members(source)
         if "byteorder" in members and _content(source, members["byteorder"]) != b"little":
-            raise ValueError("its numbers are big-endian")
-        value = saved(_content(source, members["data.pkl"]))
+            raise LoadableError("its numbers are big-endian")
+        value = saved(_content(source, members["data.pkl"], len(members)), len(members))
         storages = {
             name.removeprefix("data/"): _member(source, info)
             for name, info in members.items()
@@ -416,7 +484,8 @@ def _held(source: ByteSource, id: str) -> _Held:
     except BROKEN as error:
         if isinstance(error, AdoptionError):
             raise
-        raise AdoptionError(f"{where} is not adopted: {error}; {CONVERT}") from None
+        way = COPY if isinstance(error, LoadableError) else CONVERT
+        raise AdoptionError(f"{where} is not adopted: {error}; {way}") from None
     return _Held(value, storages, where)
 
 
@@ -433,10 +502,10 @@ def _members(source: ByteSource) -> dict[str, zipfile.ZipInfo]:
     return members
 
 
-def _content(source: ByteSource, info: zipfile.ZipInfo) -> bytes:
+def _content(source: ByteSource, info: zipfile.ZipInfo, storages: int = 0) -> bytes:
     """Return the bytes of a member; sizes come first, so that nothing is read that is too much."""
-    if info.file_size > MOST_BYTES:
-        raise ValueError(f"its member {info.filename!r} has {info.file_size:,} bytes")
+    if info.file_size > max(MOST_BYTES, BYTES_A_STORAGE * storages):
+        raise LoadableError(f"its member {info.filename!r} has {info.file_size:,} bytes")
     data = source.read(*_member(source, info))
     if zlib.crc32(data) != info.CRC:
         raise ValueError(f"its member {info.filename!r} is damaged")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +16,7 @@ from featcache.cli.verb import CACHES, JSON, opened, place, verb
 from featcache.errors import UnknownNameError, counted, nearest
 
 if TYPE_CHECKING:
+    from featcache.adoptable import TimeAxis
     from featcache.declaration import FeatureStorageConfig
     from featcache.extraction.estimate import StorageEstimate
     from featcache.store import Cache
@@ -39,49 +39,37 @@ _OVERWRITE = click.option("--overwrite", is_flag=True, help="Replace what DST ho
 @click.option("-j", "--jobs", metavar="JOBS", type=click.IntRange(1), default=1, help="Processes.")
 @_KIND
 @_PATTERN
+@click.option("--time-axis", type=int, help="Of the frames in a store of others; 1: transposed.")
 @_OVERWRITE
 @JSON
 def convert(
     src: str, dst: str, backend: str | None, codec: str | None, dtype: str | None,
-    feature: tuple[str, ...], jobs: int, kind: str | None, pattern: str | None, overwrite: bool,
-    as_json: bool,
+    feature: tuple[str, ...], jobs: int, kind: str | None, pattern: str | None,
+    time_axis: int | None, overwrite: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write a cache, or a store of others, anew as DST; stopped, the same call goes on."""
-    import featcache
+    from featcache.adoption.adopt import foreign_source
+    from featcache.extraction.convert import convert_opened
+    from featcache.extraction.foreign_rows import declarations_in, opened_source
+    from featcache.workers.config import config_or_client
 
     asked = {"backend": backend, "codec": codec, "dtype": dtype}
-    with _source(src, Path(dst), kind, pattern) as source:
-        declared = source.opened.manifest.declared
+    settings = {"kind": kind, "pattern": pattern, "time_axis": time_axis}
+    known = {name: value for name, value in settings.items() if value is not None}
+    if foreign_source(src) is None:
+        opened(src).close()  # which tells of a wrong path as other verbs do
+    path = Path(dst).absolute()
+    with opened_source(src, path, known) as source:
+        declared = declarations_in(source)
         _require(feature, declared)
-        features = [_declared(declared[name], asked) for name in feature or source.features]
+        features = [_declared(declared[name], asked) for name in feature or declared]
+        workers = config_or_client({"env": "local", "n_workers": jobs}) if jobs > 1 else None
         try:
-            new = featcache.convert(
-                source,
-                dst,
-                features=features,
-                parallel={"env": "local", "n_workers": jobs} if jobs > 1 else None,
-                overwrite=overwrite,
-                progressbar=not is_quiet(),
-            )
+            new = convert_opened(source, path, features, workers, overwrite, not is_quiet())
         except KeyboardInterrupt:
             hint("stopped; the same call goes on from what is stored")
             raise
     _print_made("convert", new, as_json)
-
-
-@contextmanager
-def _source(src: str, dst: Path, kind: str | None, pattern: str | None) -> Iterator[Cache]:
-    """Open a cache, or a store of others as one for the while."""
-    from featcache.adoption.adopt import as_cache, foreign_source
-
-    foreign = foreign_source(src)
-    if foreign is None:
-        yield opened(src)
-        return
-    settings = {"kind": kind, "pattern": pattern}
-    known = {name: value for name, value in settings.items() if value is not None}
-    with as_cache(foreign, dst.absolute(), known) as cache:
-        yield cache
 
 
 def _require(names: Sequence[str], known: Mapping[str, object]) -> None:
@@ -137,9 +125,9 @@ def _print_made(name: str, cache: Cache, as_json: bool) -> None:
 @click.option("--feature", metavar="NAME", default="feats", help="Where SRC names none.")
 @click.option(
     "--time-axis",
-    type=click.Choice(["auto", "0", "none"]),
+    type=click.Choice(["auto", "0", "1", "-1", "none"]),
     default="auto",
-    help="0: the first axis is the frames; none: there are no frames.",
+    help="0, 1, -1: the first, second, last axis is the frames; none: there are no frames.",
 )
 @click.option(
     "--nonfinite",
@@ -157,7 +145,7 @@ def adopt(
     """Make a cache DST of the store SRC where it lies, without a copy; SRC is never written."""
     import featcache
 
-    axes: dict[str, Literal[0, "auto"] | None] = {"auto": "auto", "0": 0, "none": None}
+    axes: dict[str, TimeAxis] = {"auto": "auto", "0": 0, "1": 1, "-1": -1, "none": None}
     cache = featcache.adopt(
         src,
         dst,

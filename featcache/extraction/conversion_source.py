@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache._checks import directory
 from featcache.declaration import DeclaredFeature, Features, FeatureStorageConfig, by_name
-from featcache.errors import ConfigError, CorruptCacheError, FeatureError, KeyNotFoundError
+from featcache.errors import ConfigError, FeatureError, KeyNotFoundError
 from featcache.format.annotations import Value, Values, wider_kind
 from featcache.format.files import from_storage
 from featcache.format.fingerprint import fingerprint_digest
-from featcache.format.index import UNKNOWN, FeatureColumns, Stamps
-from featcache.format.manifest import ADOPTED, read_manifest
-from featcache.format.part import SealedPart, checksum, sealed_in
-from featcache.interface import Array, Ints
-from featcache.reading.feature_arrays import OpenedPart, stored_blocks
+from featcache.format.index import UNKNOWN, Stamps
+from featcache.format.manifest import ADOPTED
+from featcache.interface import Ints, storage_dtype
 from featcache.reading.generation import Generation
 from featcache.reading.opening import (
     ROLE,
@@ -33,28 +32,104 @@ from featcache.reading.opening import (
     open_generation,
     witnesses,
 )
-from featcache.registry import RAW, is_lossless
+from featcache.registry import is_lossless
 from featcache.store import Cache
 from featcache.store import open as open_cache
 from featcache.tables.blocks import Block, BlockMember, TableBlocks
 from featcache.tables.selection import Selection
 from featcache.tables.table import FeatureTable
-from featcache.writing.arrays import to_storage
 from featcache.writing.cache_writer import CacheWriter
-from featcache.writing.copies import StoredArrays, keeps_its_bytes
+from featcache.writing.copies import keeps_its_bytes
 
-# `TableRows`: what a table holds of each row, to be stored again.
+# `ConversionSource`: rows with arrays, whoever reads them. `TableRows`: those of a table.
 
 _LOOKED_UP = 1024  # rows whose annotations and spans are looked up together
 
 
 class TableRow(NamedTuple):
-    """One row of a table."""
+    """One row of a source."""
 
     id: str
     arrays: dict[str, NDArray[Any]]
     annotations: Values
     stamps: Stamps
+
+
+class ConversionSource(Protocol):
+    """Rows to be stored in a cache. Cheap to pickle."""
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features that are read."""
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """Id of each row."""
+
+    @property
+    def digest(self) -> str:
+        """A digest of the ids, and of how they came about."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether these are all rows that there are to be."""
+
+    def find(self, ids: Sequence[str]) -> Ints:
+        """Return the rows of ids; -1 for those that are not there."""
+
+    def stored(self, feature: str) -> DeclaredFeature:
+        """Return the declaration by which a feature is stored in the source."""
+
+    def declaration(self, feature: str) -> FeatureStorageConfig:
+        """Return a declaration that holds the values of a feature."""
+
+    def dims(self, feature: str) -> tuple[int, ...]:
+        """Return the shape of a frame, or of an array without a time axis."""
+
+    def lengths(self, feature: str) -> Ints:
+        """Return the frames of each row; 1 without a time axis."""
+
+    def read(self, rows: Ints) -> Iterator[TableRow]:
+        """Read rows, in this order."""
+
+    def array(self, row: int, feature: str) -> NDArray[Any]:
+        """Read one array; bfloat16 is the float32 of the same value."""
+
+    def in_order_of_bytes(self, rows: Ints) -> Ints:
+        """Sort rows by where their bytes lie, as far as one look tells."""
+
+    def plain(self) -> Generation | None:
+        """Return the generation whose bytes can be copied as they are; None if there is none."""
+
+    def rows_below(self, rows: Ints) -> Ints:
+        """Return the rows of the one cache below; only where `plain` is not None."""
+
+    def annotations(self) -> list[str]:
+        """Return the names of the annotations that rows have beside the features."""
+
+    def values(self, annotation: str, rows: Ints) -> Sequence[Value | None]:
+        """Return an annotation of some rows."""
+
+    def kind(self, annotation: str) -> str:
+        """Return the kind of an annotation's values."""
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what the features are made from."""
+
+    def made_by(self) -> tuple[dict[str, Any], list[str]]:
+        """Return the record of the run that made them, and the names of their generations."""
+
+    def failed(self) -> list[str]:
+        """Return ids that failed; none of a part of a cache."""
+
+
+def arrays_nbytes(source: ConversionSource, rows: Ints) -> Ints:
+    """Return the bytes of the arrays of rows, before any codec."""
+    total = np.zeros(len(rows), np.int64)
+    for name in source.features:
+        dtype = storage_dtype(source.declaration(name).dtype)
+        total += source.lengths(name)[rows] * dtype.itemsize * math.prod(source.dims(name))
+    return total
 
 
 @dataclass(frozen=True)
@@ -70,6 +145,42 @@ class TableRows:
 
     table: FeatureTable
     features: tuple[str, ...]
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """Id of each row."""
+        return self.table.ids
+
+    @property
+    def digest(self) -> str:
+        """A digest of the ids, and of how they came about."""
+        return self.table.digest
+
+    @property
+    def complete(self) -> bool:
+        """Whether the caches below are complete."""
+        return self.table.complete
+
+    def find(self, ids: Sequence[str]) -> Ints:
+        """Return the rows of ids; -1 for those that are not there."""
+        return self.table.find(ids)
+
+    def stored(self, feature: str) -> DeclaredFeature:
+        """Return the declaration by which a feature is stored."""
+        member = self.table.selection.blocks.blocks[0].features[feature]
+        return member.opened.manifest.features[feature]
+
+    def declaration(self, feature: str) -> FeatureStorageConfig:
+        """Return a declaration that holds the values of a feature."""
+        return declaration_of(self.table, feature)
+
+    def dims(self, feature: str) -> tuple[int, ...]:
+        """Return the shape of a frame, or of an array without a time axis."""
+        return self.table.dims(feature)
+
+    def lengths(self, feature: str) -> Ints:
+        """Return the frames of each row; 1 without a time axis."""
+        return self.table.lengths(feature)
 
     def read(self, rows: Ints) -> Iterator[TableRow]:
         """Read rows, in this order."""
@@ -107,15 +218,6 @@ class TableRows:
             keys[1, places], keys[0, places] = columns.places(member.inner(inner))
         return rows[np.lexsort(keys)]
 
-    def nbytes(self, rows: Ints) -> Ints:
-        """Return the bytes of the arrays of rows, before any codec."""
-        total = np.zeros(len(rows), np.int64)
-        for name in self.features:
-            arrays = self.table.selection.blocks.of_feature(name)[0]
-            frame = arrays.dtype.itemsize * int(np.prod(self.table.dims(name), dtype=np.int64))
-            total += self.table.lengths(name)[rows] * frame
-        return total
-
     def plain(self) -> Generation | None:
         """Return the generation whose bytes can be copied as they are.
 
@@ -135,6 +237,42 @@ class TableRows:
     def annotations(self) -> list[str]:
         """Return the names of the annotations that rows have beside the features."""
         return [name for name in self.table.annotations if name not in self.features]
+
+    def values(self, annotation: str, rows: Ints) -> Sequence[Value | None]:
+        """Return an annotation of some rows."""
+        return self.table.annotation(annotation).take(rows)
+
+    def kind(self, annotation: str) -> str:
+        """Return the kind of an annotation's values."""
+        return self.table.annotation(annotation).kind
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what the features are made from, of several generations joined."""
+        each = enumerate(self._generations())
+        return joined_mapping({str(n): _without(one.manifest.fingerprint) for n, one in each})
+
+    def made_by(self) -> tuple[dict[str, Any], list[str]]:
+        """Return the record of the run that made them, and the names of their generations."""
+        opened = self._generations()
+        record = joined_mapping({str(n): witnesses(each) for n, each in enumerate(opened)})
+        return record, [each.manifest.name for each in opened]
+
+    def failed(self) -> list[str]:
+        """Return the ids that failed in caches that are read whole."""
+        selection = self.table.selection
+        if selection.row_map is not None or selection.cuts is not None:
+            return []
+        failed = {id for opened in selection.blocks.generations for id in opened.failed}
+        return sorted(failed.difference(self.table.ids))
+
+    def _generations(self) -> list[Generation]:
+        """Return generations, or feature sets, that have any of the features; of equal ones one."""
+        found: dict[str, Generation] = {}
+        for block in self.table.selection.blocks.blocks:
+            for name in self.features:
+                opened = block.features[name].opened.of_feature(name)
+                found.setdefault(fingerprint_digest(_without(opened.manifest.fingerprint)), opened)
+        return list(found.values())
 
     def _array(
         self, row: int, feature: str, span: tuple[Ints, Ints] | None, place: int
@@ -210,7 +348,7 @@ Declared = dict[str, FeatureStorageConfig]
 
 
 def declared_as(
-    table: FeatureTable, features: Features | Iterable[str | FeatureStorageConfig] | None
+    source: Declared, features: Features | Iterable[str | FeatureStorageConfig] | None
 ) -> Declared:
     """Return the declarations that a converted cache is to have, by name.
 
@@ -218,7 +356,7 @@ def declared_as(
     source. Raises `KeyNotFoundError` for a feature that the source has not, `ConfigError` for a
     time axis that is another one.
     """
-    asked: Iterable[object] = table.features if features is None else features
+    asked: Iterable[object] = source if features is None else features
     if isinstance(features, str | FeatureStorageConfig):
         asked = [features]
     elif isinstance(features, Mapping):
@@ -230,12 +368,17 @@ def declared_as(
             raise ConfigError(
                 f"features are names, or declarations by FeatureStorageConfig, not {each!r}"
             )
-        if name not in table.features:
-            there = ", ".join(map(repr, table.features))
+        if name not in source:
+            there = ", ".join(map(repr, source))
             raise KeyNotFoundError(f"the source has no feature {name!r}; it has {there}")
-        source = declaration_of(table, name)
-        found.append(_filled(each, source) if isinstance(each, FeatureStorageConfig) else source)
+        declared = _filled(each, source[name]) if isinstance(each, FeatureStorageConfig) else None
+        found.append(declared or source[name])
     return by_name(found)
+
+
+def declarations_of(table: FeatureTable) -> Declared:
+    """Return the declarations of all features of a table."""
+    return {name: declaration_of(table, name) for name in table.features}
 
 
 def declaration_of(table: FeatureTable, feature: str) -> FeatureStorageConfig:
@@ -286,20 +429,16 @@ def is_exact(source: FeatureStorageConfig, feature: FeatureStorageConfig) -> boo
     return is_lossless(feature.codec) and holds(feature.dtype, source.dtype)
 
 
-def carried_fingerprint(rows: TableRows, features: Declared) -> dict[str, object]:
+def carried_fingerprint(rows: ConversionSource, features: Declared) -> dict[str, object]:
     """Return what converted features are made from: what the source's are.
 
     The key "converted" has the declarations that numbers were rounded by on their way, where those
     computed anew would not have been: they are not the same features.
     """
-    opened = _generations(rows)
-    made: dict[str, Any] = joined_mapping(
-        {str(number): _without(each.manifest.fingerprint) for number, each in enumerate(opened)}
-    )
+    made = rows.fingerprint()
     rounded = {name: [*each] for name, each in dict(made.pop(CONVERTED, {})).items()}
     for name, feature in features.items():
-        member = rows.table.selection.blocks.blocks[0].features[name]
-        was = member.opened.manifest.features[name]
+        was = rows.stored(name)
         copied = (plain := rows.plain()) is not None and keeps_its_bytes(plain, feature)
         if not copied and _rounds(was, feature):
             kept = {key: was[key] for key in ("dtype", "codec", "codec_options")}
@@ -320,45 +459,32 @@ def _without(fingerprint: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in fingerprint.items() if key != _FEATURES}
 
 
-def _generations(rows: TableRows) -> list[Generation]:
-    """Return the generations, or feature sets, that have any of the features; of equal ones one."""
-    found: dict[str, Generation] = {}
-    for block in rows.table.selection.blocks.blocks:
-        for name in rows.features:
-            opened = block.features[name].opened.of_feature(name)
-            found.setdefault(fingerprint_digest(_without(opened.manifest.fingerprint)), opened)
-    return list(found.values())
-
-
-def keep_record(
-    writer: CacheWriter, rows: TableRows, errors: Mapping[str, float], stored: int
-) -> None:
+def keep_record(writer: CacheWriter, rows: ConversionSource, errors: Mapping[str, float]) -> None:
     """Keep the source's record with a converted cache, and what this conversion did.
 
     Also the source's probe, where the cache holds all that it is about.
     """
-    opened = _generations(rows)
-    record = joined_mapping({str(number): witnesses(each) for number, each in enumerate(opened)})
-    declared = {name: declaration_of(rows.table, name).to_json() for name in rows.features}
+    record, generations = rows.made_by()
+    declared = {name: rows.declaration(name).to_json() for name in rows.features}
     entry = {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "utterances": stored,
+        "utterances": len(rows.ids),
         "was": declared,
-        "source": rows.table.digest,
-        "generations": [each.manifest.name for each in opened],
+        "source": rows.digest,
+        "generations": generations,
         "largest_error": dict(errors),
     }
     history = [*record.pop(CONVERTED, []), entry]
     writer.keep_file(ROLE, json.dumps({**record, CONVERTED: history}, indent=1).encode())
     source = rows.plain()
-    whole = source is not None and len(rows.table) == len(source.index)
+    whole = source is not None and len(rows.ids) == len(source.index)
     if source is not None and whole and {*source.manifest.features} == {*rows.features}:
         probe = source.file(PROBE)
         if probe is not None:
             writer.keep_file(PROBE, probe)
 
 
-def bring_annotations(rows: TableRows, path: Path) -> None:
+def bring_annotations(rows: ConversionSource, path: Path) -> None:
     """Give the utterances of a converted cache the annotations that the source has now.
 
     Annotations that the source has not are those of whoever gave them to the converted cache.
@@ -367,7 +493,7 @@ def bring_annotations(rows: TableRows, path: Path) -> None:
     """
     with open_cache(path) as cache:
         for name in {*rows.annotations()}.intersection(cache.annotations):
-            was, now = cache.annotation(name).kind, rows.table.annotation(name).kind
+            was, now = cache.annotation(name).kind, rows.kind(name)
             if wider_kind(was, now) is None:
                 raise FeatureError(
                     f"annotation {name!r} is {was} in {str(path)!r}, and {now} in its source now; "
@@ -376,9 +502,9 @@ def bring_annotations(rows: TableRows, path: Path) -> None:
         changed: dict[str, dict[str, Value | None]] = {}
         for begin in range(0, len(cache), _AT_ONCE):
             ids = cache.ids[begin : begin + _AT_ONCE]
-            places = rows.table.find(ids)
+            places = rows.find(ids)
             for name in rows.annotations():
-                theirs = rows.table.annotation(name).take(places)
+                theirs = rows.values(name, places)
                 mine = _values(cache, name, begin, begin + len(ids))
                 for id, wanted, there in zip(ids, theirs, mine, strict=True):
                     # True is 1 to Python
@@ -396,173 +522,3 @@ def _values(cache: Cache, name: str, begin: int, end: int) -> list[Value | None]
     if name not in cache.annotations:
         return [None] * (end - begin)
     return cache.annotation(name)[begin:end]
-
-
-# `ReadBack`: sealed parts compared with the rows of the table that they were converted from.
-
-SAMPLED = 64  # of so many arrays one is read, where digests tell of the bytes
-
-
-@dataclass
-class ReadBack:
-    """Reads what is sealed, and compares it with the source.
-
-    Args:
-        rows: the source.
-        cache: the directory of the cache that is written.
-        features: the declarations there.
-
-    Attributes:
-        errors: the largest difference of a number from the source's, by feature that is not
-            exact.
-        compared: names of the parts that are compared.
-    """
-
-    rows: TableRows
-    cache: Path
-    features: Mapping[str, FeatureStorageConfig]
-    errors: dict[str, float] = field(default_factory=dict)
-    compared: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        was = {name: declaration_of(self.rows.table, name) for name in self.features}
-        self._exact = {name: is_exact(was[name], each) for name, each in self.features.items()}
-        self._same = {name: _same_bytes(was[name], each) for name, each in self.features.items()}
-        self._declared = {name: feature.to_json() for name, feature in self.features.items()}
-        self.errors |= {name: 0.0 for name, exact in self._exact.items() if not exact}
-
-    def merge(self, errors: Mapping[str, float], compared: Collection[str]) -> None:
-        """Take over what was compared elsewhere."""
-        self.compared |= {*compared}
-        for name, error in errors.items():
-            self.errors[name] = max(error, self.errors[name])
-
-    def sealed(self) -> list[SealedPart]:
-        """List the sealed parts of the cache, with their tombstones."""
-        manifest = read_manifest(self.cache)
-        return sealed_in(self.cache, manifest)
-
-    def rest(self) -> int:
-        """Compare all parts that were not compared yet; return how many rows there are in all."""
-        parts = self.sealed()
-        self.parts(part for part in parts if part.entry.name not in self.compared)
-        return sum(part.entry.rows - len(part.tombstones(self.cache)) for part in parts)
-
-    def copied(self, sealed: SealedPart, hashed: Collection[str]) -> None:
-        """Compare a part with the arrays that were copied into it just now.
-
-        These were compared with their checksums on the way. Files in `hashed` have the digests of
-        the very bytes that were written then, so only some of their arrays are read, to see
-        that they lie where the index says; of other files all.
-
-        Raises what `parts` raises.
-        """
-        index = sealed.index(self.cache, [*self.features])
-        rows = self.find([*index.ids])
-        every = np.arange(len(index))
-        for name, columns in index.features.items():
-            if not self._has_the_bytes(columns, every, name, rows):
-                self.parts([sealed])
-                return
-        arrays = StoredArrays(self.cache, sealed.directory, index, self.features)
-        in_order = arrays.in_order_of_bytes(every)
-        read = np.zeros(len(index), bool)
-        read[in_order[::SAMPLED]] = read[in_order[-1]] = True
-        paths = index.containers.paths
-        told = np.array([path in hashed for path in paths], bool)
-        for columns in index.features.values():
-            extents = np.flatnonzero(~told[columns.container])
-            read[columns.first.searchsorted(extents, "right") - 1] = True
-        arrays.check(in_order[read[in_order]])
-        self.compared.add(sealed.entry.name)
-
-    def parts(self, parts: Iterable[SealedPart]) -> None:
-        """Compare parts.
-
-        Raises `CorruptCacheError` for an array that is not what the source has,
-        `KeyNotFoundError` for an utterance that it has not.
-        """
-        for sealed in parts:
-            index = sealed.index(self.cache, [*self.features])
-            inner = np.setdiff1d(np.arange(sealed.entry.rows), sealed.tombstones(self.cache))
-            rows = self.find([*index.ids.take(inner)])
-            same = {
-                name: feature
-                for name, feature in self.features.items()
-                if self._has_the_bytes(index.features[name], inner, name, rows)
-            }
-            if same:
-                arrays = StoredArrays(self.cache, sealed.directory, index, same)
-                arrays.check(arrays.in_order_of_bytes(inner))
-            part = OpenedPart.of(self.cache, sealed, self._declared, index)
-            for name in self.features.keys() - same.keys():
-                for row, place in zip(rows.tolist(), inner.tolist(), strict=True):
-                    self._compare(sealed, part, place, row, name)
-            part.containers.close()
-            self.compared.add(sealed.entry.name)
-
-    def _has_the_bytes(self, columns: FeatureColumns, inner: Ints, name: str, rows: Ints) -> bool:
-        """Whether arrays are to have the very bytes that rows of the source have."""
-        source = self.rows.plain()
-        if source is None or not self._same[name]:
-            return False
-        theirs, below = source.index.features[name], self.rows.rows_below(rows)
-        return np.array_equal(columns.rows[inner], theirs.rows[below]) and np.array_equal(
-            columns.checksum[inner], theirs.checksum[below]
-        )
-
-    def find(self, ids: list[str]) -> Ints:
-        """Return the rows of ids; raises `KeyNotFoundError` for those that the source has not."""
-        found = self.rows.table.find(ids)
-        if missing := [ids[place] for place in np.flatnonzero(found < 0)]:
-            shown = ", ".join(map(repr, missing[:3])) + ", ..." * (len(missing) > 3)
-            raise KeyNotFoundError(
-                f"cache {str(self.cache)!r} holds {len(missing)} utterances that the source has "
-                f"not ({shown}); give another directory, or overwrite it (overwrite=True)"
-            )
-        return found
-
-    def _compare(
-        self, sealed: SealedPart, part: OpenedPart, place: int, row: int, name: str
-    ) -> None:
-        """Compare an array with the source's, and its bytes with their checksum."""
-        columns, id = part.index.features[name], part.index.id(place)
-        blocks = stored_blocks(columns, place, part.containers)
-        if checksum(blocks.blocks) != int(columns.checksum[place]):
-            raise self._unlike(sealed, id, name, "its bytes are not what was written")
-        source = self.rows.array(row, name)
-        stored = part.arrays[name].read(place)
-        wanted = to_storage(id, source, self.features[name])
-        if self.features[name].time_axis is None:
-            wanted = wanted[0]
-        if stored.shape != wanted.shape:
-            raise self._unlike(sealed, id, name, f"its shape is {stored.shape}, not {wanted.shape}")
-        if is_lossless(self.features[name].codec) and not _same_bits(stored, wanted):
-            raise self._unlike(sealed, id, name, "it is another array")
-        if not self._exact[name]:
-            found = from_storage(stored, self.features[name].dtype)
-            self.errors[name] = max(self.errors[name], _largest_difference(found, source))
-
-    def _unlike(self, part: SealedPart, id: str, name: str, why: str) -> CorruptCacheError:
-        return CorruptCacheError(
-            f"utterance {id!r}, feature {name!r}, in part {part.entry.name!r} of "
-            f"{str(self.cache)!r} is not what the source has: {why}; if the source has changed "
-            "since, convert it anew (overwrite=True), else see to the disk"
-        )
-
-
-def _same_bytes(was: FeatureStorageConfig, now: FeatureStorageConfig) -> bool:
-    """Whether equal checksums of stored bytes tell of equal arrays."""
-    same = (was.dtype, was.codec) == (now.dtype, now.codec)
-    return same and (now.codec == RAW or was.make_codec() == now.make_codec())
-
-
-def _same_bits(a: Array, b: Array) -> bool:
-    return a.dtype == b.dtype and a.tobytes() == b.tobytes()
-
-
-def _largest_difference(a: Array, b: Array) -> float:
-    """Return the largest difference of two arrays' finite numbers."""
-    with np.errstate(invalid="ignore"):
-        apart = np.abs(a.astype(np.float64) - b.astype(np.float64))
-    return float(apart.max(initial=0.0, where=np.isfinite(apart)))

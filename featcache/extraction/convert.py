@@ -1,4 +1,4 @@
-"""`featcache.convert`: a cache, or what can be adopted, in another format, codec or dtype."""
+"""`featcache.convert`: a cache, or what others wrote, in another format, codec or dtype."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ import numpy as np
 
 from featcache._checks import directory, named_settings
 from featcache._interval import Interval
-from featcache.adoption.adopt import as_cache, foreign_source
 from featcache.declaration import Features, FeatureStorageConfig
 from featcache.errors import ConfigError, FeatureError, IncompleteError
 from featcache.extraction.conversion_source import (
-    ReadBack,
-    TableRows,
+    ConversionSource,
+    arrays_nbytes,
     bring_annotations,
     carried_fingerprint,
-    declared_as,
     keep_record,
-    table_of,
 )
 from featcache.extraction.estimate import PREFIX, Forecast, forecast, raw_of, sample_of
+from featcache.extraction.foreign_rows import (
+    LibraryRows,
+    Source,
+    opened_source,
+    rows_of,
+)
 from featcache.extraction.outcomes import ProgressBar, TaskProgress
+from featcache.extraction.read_back import ReadBack
 from featcache.format.fingerprint import cache_fingerprint, fingerprint_digest
 from featcache.format.part import committed, read_part
 from featcache.interface import Ints
-from featcache.reading.opening import CachePath
 from featcache.store import Cache
 from featcache.store import open as open_cache
 from featcache.tables.shown import said_bytes
@@ -76,7 +79,7 @@ class Conversion:
         fingerprint: what they are made from.
     """
 
-    rows: TableRows
+    rows: ConversionSource
     path: Path
     features: dict[str, FeatureStorageConfig]
     fingerprint: dict[str, object]
@@ -127,7 +130,7 @@ class Conversion:
             least: tasks that there are to be, where there are rows enough.
         """
         rows = self.rows.in_order_of_bytes(rows)
-        sizes = self.rows.nbytes(rows)
+        sizes = arrays_nbytes(self.rows, rows)
         share = nbytes / max(int(sizes.sum()), 1) / part_writer.PART_BYTES
         full = np.maximum(sizes * share, 1 / part_writer.PART_ROWS)
         filled = np.cumsum(full)
@@ -228,7 +231,7 @@ def _rest(conversion: Conversion, task: ConversionTask, lost: LostAttempt) -> Co
     """Return what is left of a task whose worker was lost."""
     if lost.batch is None:  # it was not begun
         return task
-    there = conversion.rows.table.find(committed(conversion.path, lost.lines))
+    there = conversion.rows.find(list(committed(conversion.path, lost.lines)))
     return task._replace(rows=np.setdiff1d(task.rows, there))
 
 
@@ -270,7 +273,7 @@ class ConversionRun:
         """
         for left in self.writer.path.glob(f"{PREFIX}*"):  # of one that was killed
             shutil.rmtree(left, ignore_errors=True)
-        size = len(self.conversion.rows.table)
+        size = len(self.conversion.rows.ids)
         there = [part.entry.name for part in self._back.sealed()]
         rows = np.arange(size)
         if there:
@@ -370,7 +373,7 @@ _DECLARED = (
 
 @named_settings("convert", dict.fromkeys(("backend", "codec", "options", "dtype"), _DECLARED))
 def convert(
-    src: FeatureTable | CachePath,
+    src: Source,
     dst: str | PathLike[str],
     *,
     features: Features | Iterable[str | FeatureStorageConfig] | None = None,
@@ -396,20 +399,25 @@ def convert(
     time before it begins.
 
     A source that is no cache is adopted for the while, as by `featcache.adopt`. What cannot be
-    adopted as it lies, such as an HDF5 file whose chunks cut frames, is first copied, where its
-    own library can read it: that takes room at `dst` for all arrays, uncompressed.
+    adopted as it lies is read by its own library, where featcache knows one: `.npz`, `.pth`,
+    safetensors, Parquet, HuggingFace's data sets, LMDB, HDF5 whose chunks cut frames; see
+    `docs/guides/converting.md`. Each process opens the source itself. Files such as `.ark.gz` and
+    `.tar.gz` are unpacked first, which takes room at `dst`. What neither does, load yourself, and
+    give the arrays as a mapping of ids.
 
     Returns the new cache. One that is not complete stays so.
 
     Args:
         src: a cache or its path; a view, segments or caches put together, whose rows become
-            utterances; or a file or folder of features that others wrote.
+            utterances; or a file or folder of features that others wrote; or a mapping: of an id,
+            an array or a tensor, or several by feature, beside texts and numbers. It is asked for
+            each value three times, so it may load them when asked.
         dst: the directory of the new cache.
         features: names of features that stay as they are declared, and declarations of those that
             change; `frame_s` and `dims` need not be said again. None: all as they are.
         parallel: encodes on Dask's workers, as `extract` does; None: in this process.
         adopting: settings of `featcache.adopt` for a source that is no cache, such as
-            `{"pattern": "{feature}/{id}"}`.
+            `{"pattern": "{feature}/{id}"}`, or `{"time_axis": 1}` where it is transposed.
         overwrite: begins a cache at `dst` anew; readers have the old one until the new one is
             whole.
         progressbar: shows one bar over the utterances.
@@ -427,42 +435,42 @@ def convert(
     >>> new = featcache.convert(f"{folder}/a", f"{folder}/b", features=[half], progressbar=False)
     >>> new["utt-1"]["f"].dtype
     dtype('float16')
+    >>> mels = {"utt-1": np.ones((200, 80)), "utt-2": np.ones((300, 80))}
+    >>> featcache.convert(mels, f"{folder}/c", progressbar=False).lengths("feats").tolist()
+    [200, 300]
     """
     path = directory(dst, "a cache").absolute()
     workers = None if parallel is None else config_or_client(parallel)
-    foreign = foreign_source(src)
-    if foreign is None:
-        return _converted(src, path, features, workers, overwrite, progressbar)
-    with as_cache(foreign, path, adopting or {}) as source:
-        return _converted(source, path, features, workers, overwrite, progressbar)
+    with opened_source(src, path, adopting or {}) as source:
+        return convert_opened(source, path, features, workers, overwrite, progressbar)
 
 
-def _converted(
-    src: FeatureTable | CachePath,
+def convert_opened(
+    source: FeatureTable | LibraryRows,
     path: Path,
     features: Features | Iterable[str | FeatureStorageConfig] | None,
     workers: ParallelConfig | Client | None,
     overwrite: bool,
     progressbar: bool,
 ) -> Cache:
-    table = table_of(src)
-    _refuse_source(table, path)
-    declared = declared_as(table, features)
-    rows = TableRows(table, tuple(declared))
+    """Do what `convert` does, with a source that is open."""
+    if isinstance(source, FeatureTable):
+        _refuse_source(source, path)
+    rows, declared = rows_of(source, features)
     made_from = carried_fingerprint(rows, declared)
     with CacheWriter(path, declared, made_from, overwrite=overwrite) as writer:
         conversion = Conversion(rows, writer.path, declared, made_from)
         errors, went_on = ConversionRun(writer, conversion, workers, progressbar).convert()
-        keep_record(writer, rows, errors, len(table))
-        if table.complete:
-            failed = _failed(table)
-            writer.expect([*table.ids, *failed])
+        keep_record(writer, rows, errors)
+        if rows.complete:
+            failed = rows.failed()
+            writer.expect([*rows.ids, *failed])
             for id in failed:
                 writer.fail(id)
-        writer.close(complete=table.complete)
+        writer.close(complete=rows.complete)
     if went_on:
         bring_annotations(rows, path)
-    if not table.complete:
+    if not rows.complete:
         _log.warning("cache %r is incomplete, as what it was converted from", str(path))
     return open_cache(path)
 
@@ -473,12 +481,3 @@ def _refuse_source(table: FeatureTable, path: Path) -> None:
         if path.resolve().is_relative_to(source.resolve()):
             where = "is" if path.resolve() == source.resolve() else "lies in"
             raise ConfigError(f"{str(path)!r} {where} the source itself; give another directory")
-
-
-def _failed(table: FeatureTable) -> list[str]:
-    """Return the ids that failed in caches that are converted whole."""
-    selection = table.selection
-    if selection.row_map is not None or selection.cuts is not None:
-        return []
-    failed = {id for opened in selection.blocks.generations for id in opened.failed}
-    return sorted(failed.difference(table.ids))

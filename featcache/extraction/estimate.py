@@ -15,13 +15,16 @@ from numpy.typing import NDArray
 
 from featcache._checks import whole_number
 from featcache._tensors import as_tensor
-from featcache.adoption.adopt import as_cache, foreign_source
 from featcache.declaration import Features, FeatureStorageConfig
 from featcache.errors import ConfigError, FeatureError, MissingDependencyError, counted
-from featcache.extraction.conversion_source import TableRow, TableRows, declared_as, table_of
+from featcache.extraction.conversion_source import (
+    ConversionSource,
+    TableRow,
+    arrays_nbytes,
+)
+from featcache.extraction.foreign_rows import LibraryRows, Source, opened_source, rows_of
 from featcache.interface import Ints, storage_dtype
 from featcache.reading.generation import Generation
-from featcache.reading.opening import CachePath
 from featcache.registry import backend_names, get_backend, is_lossless
 from featcache.store import open as open_cache
 from featcache.tables.shown import boxed, escaped, grid, said_bytes, tiles
@@ -194,9 +197,9 @@ class Sample:
     byte_s: float
 
 
-def sample_of(source: TableRows, rows: Ints, number: int = TRIAL_UTTERANCES) -> Sample:
+def sample_of(source: ConversionSource, rows: Ints, number: int = TRIAL_UTTERANCES) -> Sample:
     """Read a sample of rows, of all lengths."""
-    sizes = source.nbytes(rows)
+    sizes = arrays_nbytes(source, rows)
     mean = max(float(sizes.mean()), 1.0)
     many = min(MANY_UTTERANCES, int(MANY_BYTES / mean) or 1)
     number = max(min(number, int(TRIAL_BYTES / mean)), FEW, many)
@@ -208,7 +211,7 @@ def sample_of(source: TableRows, rows: Ints, number: int = TRIAL_UTTERANCES) -> 
 
 
 def forecast(
-    source: TableRows,
+    source: ConversionSource,
     rows: Ints,
     features: Mapping[str, FeatureStorageConfig],
     sample: Sample,
@@ -234,19 +237,19 @@ def forecast(
     raw = raw_of(source, rows, features)
     # in the declared dtypes, before any codec, to what is stored of them
     arrays = sum(raw[name] * all.stored[name] / max(all.raw[name], 1) for name in features)
-    read_s = sample.byte_s * float(source.nbytes(rows).sum())
+    read_s = sample.byte_s * float(arrays_nbytes(source, rows).sum())
     write_s = sum(raw.values()) * took_s / max(bytes_tried, 1)
     nbytes = round(of_cache + of_utterance * len(rows) + arrays)
     return Forecast(nbytes, read_s + write_s, all.found)
 
 
 def raw_of(
-    source: TableRows, rows: Ints, features: Mapping[str, FeatureStorageConfig]
+    source: ConversionSource, rows: Ints, features: Mapping[str, FeatureStorageConfig]
 ) -> dict[str, int]:
     """Return the bytes of arrays in the declared dtypes, by feature."""
     return {
-        name: int(source.table.lengths(name)[rows].sum())
-        * math.prod(source.table.dims(name))
+        name: int(source.lengths(name)[rows].sum())
+        * math.prod(source.dims(name))
         * storage_dtype(feature.dtype).itemsize
         for name, feature in features.items()
     }
@@ -404,7 +407,7 @@ def said_hours(hours: float) -> str:
 
 
 def estimate(
-    source: FeatureTable | CachePath,
+    source: Source,
     features: Features | Iterable[str | FeatureStorageConfig] | None = None,
     *,
     utterances: int = TRIAL_UTTERANCES,
@@ -423,8 +426,8 @@ def estimate(
     from the disk. `advice` is a sentence about them.
 
     Args:
-        source: a cache, its path or a view. A file or folder of features that others wrote is
-            adopted for the while.
+        source: a cache, its path or a view. What `featcache.convert` takes of others is
+            adopted for the while, or read by its library.
         features: names of features, or declarations; None: all as they are.
         utterances: how many are tried; fewer where they are large, more where they are small.
         adopting: settings of `featcache.adopt` for a source that is no cache.
@@ -442,24 +445,20 @@ def estimate(
     (3, {'f': 900}, 300000)
     """
     whole_number("utterances", utterances, 1)
-    foreign = foreign_source(source)
-    if foreign is None:
-        return _of_stored(source, features, utterances)
     with (
         tempfile.TemporaryDirectory(prefix=PREFIX) as beside,
-        as_cache(foreign, Path(beside), adopting or {}, copies=False) as adopted,
+        opened_source(source, Path(beside), adopting or {}) as opened,
     ):
-        return _of_stored(adopted, features, utterances)
+        return _of_opened(opened, features, utterances)
 
 
-def _of_stored(
-    source: FeatureTable | CachePath,
+def _of_opened(
+    source: FeatureTable | LibraryRows,
     features: Features | Iterable[str | FeatureStorageConfig] | None,
     utterances: int,
 ) -> Estimate:
-    table = table_of(source)
-    declared = declared_as(table, features)
-    rows, everything = TableRows(table, tuple(declared)), np.arange(len(table))
+    rows, declared = rows_of(source, features)
+    everything = np.arange(len(rows.ids))
     sample = sample_of(rows, everything, utterances)
     whole = forecast(rows, everything, declared, sample)
     alone = replace(sample, rows=[row._replace(annotations={}) for row in sample.rows])
@@ -469,9 +468,9 @@ def _of_stored(
         for way in (feature, *_other_ways(feature))
         if (each := _row(way, rows, alone, declared=way is feature)) is not None
     ]
-    frames = {name: int(table.lengths(name).sum()) for name in declared}
+    frames = {name: int(rows.lengths(name).sum()) for name in declared}
     return Estimate(
-        utterances=len(table),
+        utterances=len(rows.ids),
         frames=frames,
         nbytes=whole.nbytes,
         hours=whole.seconds / 3600,
@@ -480,10 +479,10 @@ def _of_stored(
 
 
 def _row(
-    feature: FeatureStorageConfig, source: TableRows, sample: Sample, *, declared: bool
+    feature: FeatureStorageConfig, source: ConversionSource, sample: Sample, *, declared: bool
 ) -> StorageEstimate | None:
     """Try one way to store a feature; None for one that cannot hold it, or lacks its library."""
-    everything = np.arange(len(source.table))
+    everything = np.arange(len(source.ids))
     try:
         coming = forecast(source, everything, {feature.name: feature}, sample, read=True)
     except (FeatureError, ConfigError, MissingDependencyError):

@@ -77,3 +77,14 @@ def test_a_tsv_of_other_utterances_is_refused(tmp_path: Path) -> None:
     write_tsv(tmp_path / "x", "train", ["a", "b"])
     with pytest.raises(AdoptionError, match=r"train\.tsv"):
         adopted(tmp_path / "x", tmp_path)
+
+
+def test_big_endian_frames_are_cut_too_and_fortran_order_is_refused(tmp_path: Path) -> None:
+    arrays = {f"{n:08d}": array for n, array in enumerate(random_arrays(4).values())}
+    dump(tmp_path / "x", "train", {id: array.astype(">f4") for id, array in arrays.items()})
+    with adopted(tmp_path / "x", tmp_path) as cache:
+        assert_holds(cache, "feats", arrays)
+    whole = np.concatenate([*arrays.values()])
+    np.save(tmp_path / "x" / "train.npy", np.asfortranarray(whole))
+    with pytest.raises(AdoptionError, match=r"train\.npy'.* has not frame after frame"):
+        adopted(tmp_path / "x", tmp_path / "new")

@@ -205,14 +205,14 @@ def test_each_feature_must_hold_each_id(tmp_path: Path) -> None:
 
 def test_an_id_in_two_files_is_refused(tmp_path: Path) -> None:
     for name in ("a.h5", "b.h5"):
-        write_h5(tmp_path / "data" / name, {"utt": np.zeros((3, 5))})
+        write_h5(tmp_path / "data" / name, {"utt": np.zeros((3, 5)), name: np.zeros((3, 5))})
     with pytest.raises(AdoptionError, match="'utt' is there twice"):
         adopted(tmp_path / "data", tmp_path)
 
 
 def test_a_pattern_must_have_an_id(tmp_path: Path) -> None:
     source = write_h5(tmp_path / "feats.h5", {"utt": np.zeros((3, 5))})
-    for pattern in ("{feature}", "{id}/{id}", "{id}/{feature}/{feature}", "{name}"):
+    for pattern in ("{feature}", "{id}/{id}", "{name}"):
         with pytest.raises(ConfigError, match=r"one \{id\}"):
             adopted(source, tmp_path, pattern=pattern)
     with pytest.raises(AdoptionError, match=r"no dataset called like 'x/\{id\}'"):

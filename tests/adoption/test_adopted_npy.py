@@ -103,15 +103,17 @@ WHOLE = np.arange(12, dtype=np.float32).reshape(4, 3)
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        (np.asfortranarray(WHOLE), "Fortran order.*CacheWriter"),
-        (WHOLE.astype(">f4"), "'>f4'.*big-endian"),
-        (WHOLE.astype("f8"), "'bad' has dtype float64.*|'good' has dtype float32"),
-        (WHOLE.astype("c8"), "'<c8' are not adopted"),
+        (np.asfortranarray(WHOLE), "other order than.*Fortran.*featcache.convert"),
+        (WHOLE.astype(">f4"), "'bad' has big-endian numbers.*featcache.convert"),
+        (WHOLE.astype("f8"), "'bad' has dtype float64.*'good' has float32.*featcache.convert"),
+        (WHOLE.astype("i4"), "'bad' has dtype int32.*'good' has float32.*CacheWriter"),
+        (WHOLE.astype("c8"), "'<c8' are not adopted; store real and imaginary parts"),
+        (np.array([{}], object), r"'\|O' are not adopted; its pickles are never run"),
         (WHOLE[:, :2].copy(), "shape of a frame"),
         (WHOLE.reshape(-1), "number of axes"),
         (np.array(["text"]), "'<U4' are not adopted"),
     ],
-    ids=["fortran", "big-endian", "dtype", "complex", "dims", "rank", "text"],
+    ids=["fortran", "big-endian", "dtype", "kind", "complex", "object", "dims", "rank", "text"],
 )
 def test_an_array_that_differs_is_refused_by_name(
     tmp_path: Path, other: NDArray[np.generic], why: str
@@ -195,8 +197,8 @@ def test_a_folder_without_arrays_is_not_recognised(tmp_path: Path) -> None:
         featcache.adopt(tmp_path / "a", tmp_path / "cache", kind="npy")
     with pytest.raises(AdoptionError, match="does not exist"):
         featcache.adopt(tmp_path / "b", tmp_path / "cache")
-    with pytest.raises(ConfigError, match=r"no kind of store 'npz' .*'npy'"):
-        featcache.adopt(tmp_path / "a", tmp_path / "cache", kind="npz")
+    with pytest.raises(ConfigError, match=r"no kind of store 'nyp' .*'npy'"):
+        featcache.adopt(tmp_path / "a", tmp_path / "cache", kind="nyp")
 
 
 def test_nothing_is_written_into_the_source(tmp_path: Path) -> None:

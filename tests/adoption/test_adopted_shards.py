@@ -126,8 +126,11 @@ REFUSED = {
     "no arrays": [("u1.flac", b"fLaC")],
     "no samples": [],
     "an object array": [("u1.npy", npy(np.array([{}], object), allow_pickle=True))],
-    "Fortran order": [("u1.npy", npy(np.ones((3, 4), np.float32).T))],
-    "big-endian": [("u1.npy", npy(np.ones((3, 4), ">f4")))],
+    "Fortran order": [
+        ("u1.npy", npy(np.ones((3, 4), np.float32).T)),
+        ("u2.npy", npy(np.ones((5, 3), np.float32))),
+    ],
+    "big-endian": [("u1.npy", GOOD), ("u2.npy", npy(np.ones((2, 3), ">f4")))],
     "an array cut short": [("u1.npy", GOOD[:-1])],
     "not an array": [("u1.npy", b"hello")],
     "nothing": [("u1.npy", b"")],

@@ -71,7 +71,7 @@ class Anything:
 
 
 REFUSED = {
-    "a transposed tensor": torch.ones(3, 4).T,
+    "a part of a tensor": torch.ones(3, 4)[:, 1:],
     "a conjugated tensor": torch.ones(2, 2, dtype=torch.complex64).conj(),
     "a parameter": torch.nn.Parameter(torch.ones(2, 2)),
     "a sparse tensor": torch.ones(2, 2).to_sparse(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from foreign_stores import contents, random_arrays, write_h5
 
 import featcache
 from featcache import FeatureStorageConfig, KeyNotFoundError
-from featcache.errors import AdoptionError, ConfigError, NotACacheError
+from featcache.errors import AdoptionError, ConfigError, CorruptCacheError, NotACacheError
 
 h5py = pytest.importorskip("h5py")
 
@@ -84,9 +83,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("way", OTHERWISE)
 @pytest.mark.parametrize("backend", ["memmap", "hdf5"])
-def test_what_only_hdf5_reads_is_copied(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, way: str, backend: str
-) -> None:
+def test_what_only_hdf5_reads_is_copied(tmp_path: Path, way: str, backend: str) -> None:
     options = OTHERWISE[way]
     dtype = options.get("dtype", "float32")
     arrays = {id: (9 * a).astype(dtype) for id, a in random_arrays(3).items()}
@@ -95,9 +92,7 @@ def test_what_only_hdf5_reads_is_copied(
     with pytest.raises(AdoptionError, match=r"featcache\.convert makes a cache of it"):
         featcache.adopt(source, tmp_path / "adopted")
     declared = FeatureStorageConfig("feats", np.dtype(dtype).name, backend=backend)
-    with caplog.at_level(logging.WARNING, "featcache"):
-        cache = converted(source, tmp_path / "b", features=[declared])
-    assert "stored twice for the while" in caplog.text
+    cache = converted(source, tmp_path / "b", features=[declared])
     assert_is(cache, arrays)
     assert contents(tmp_path / "data") == before
 
@@ -158,15 +153,17 @@ def test_a_copy_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(KeyboardInterrupt):
         converted(source, tmp_path / "b")
     assert_is(converted(source, tmp_path / "b"), arrays)
-    assert len(seen) == len(arrays) + 1
-    # the source is another one now: nothing of the copy counts
+    assert len(seen) == 2 * len(arrays) + 1  # each is stored once, and compared
+    # the source is another one now
     (tmp_path / "b").rename(tmp_path / "old")
     seen.clear()
     with pytest.raises(KeyboardInterrupt):
         converted(source, tmp_path / "b")
     changed = {id: array + 1 for id, array in arrays.items()}
     write_h5(source, changed, chunks=(1, 3))
-    assert_is(converted(source, tmp_path / "b"), changed)
+    with pytest.raises(CorruptCacheError, match=r"convert it anew \(overwrite=True\)"):
+        converted(source, tmp_path / "b")
+    assert_is(converted(source, tmp_path / "b", overwrite=True), changed)
 
 
 def test_sources_that_are_not_there_are_told_of(tmp_path: Path) -> None:

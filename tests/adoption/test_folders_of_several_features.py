@@ -120,17 +120,17 @@ def test_names_of_datasets_are_looked_at_too(tmp_path: Path, copied: bool) -> No
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_tensors_of_several_features_are_adopted_one_by_one(tmp_path: Path, layout: str) -> None:
+def test_tensors_of_several_features_are_taken_by_the_pattern(tmp_path: Path, layout: str) -> None:
     one, two = LAYOUTS[layout]
     source = write_pt(tmp_path / "all", named(layout, {one: MEL, two: PITCH}))
-    with pytest.raises(AdoptionError, match="one by one into one cache, as with pattern="):
+    with pytest.raises(AdoptionError, match=rf"'{one}', '{two}' of the same.*pattern='{layout}'"):
         adopted(source, tmp_path)
-    for name in (one, two):
-        adopted(source, tmp_path, pattern=layout.replace("{feature}", name), feature=name)
-    both = featcache.open(tmp_path / "cache")
+    both = adopted(source, tmp_path, pattern=layout)
     assert_holds(both, one, MEL)
     assert_holds(both, two, PITCH)
-    with pytest.raises(ConfigError, match="'pt' name features"):
+    name = layout.format(id="utt_0", feature=one)
+    torch.save({"mel": torch.ones(2, 3)}, source / f"{name}.pt")
+    with pytest.raises(ConfigError, match="dicts in files of this source name features"):
         adopted(source, tmp_path / "new", pattern=layout)
 
 

@@ -111,7 +111,7 @@ def test_lines_that_are_no_cuts_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path, [first])
     for text in ("{", "[" * 100_000, '{"id": "\ud800"}'.encode("utf-8", "replace").decode(), "\0"):
         path.write_text(json.dumps(first) + "\n" + text)
-        with pytest.raises(AdoptionError, match="line 2 is no cut"):
+        with pytest.raises(AdoptionError, match=r"line 2 is no (cut|JSON)"):
             adopted(path, tmp_path)
 
 

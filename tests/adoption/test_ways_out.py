@@ -34,12 +34,18 @@ def hdf5(path: Path, name: str = "u1", **options: Any) -> Path:
     return path
 
 
-def fortran(at: Path) -> Path:
-    return npy(at / "all", {"u1": np.asfortranarray(FRAMES)})
+def orders(at: Path) -> Path:
+    return npy(at / "all", {"u1": np.asfortranarray(FRAMES), "u2": FRAMES})
 
 
-def big_endian(at: Path) -> Path:
-    return npy(at / "all", {"u1": FRAMES.astype(">f4")})
+def byte_orders(at: Path) -> Path:
+    return npy(at / "all", {"u1": FRAMES.astype(">f4"), "u2": FRAMES})
+
+
+def pickled(at: Path) -> Path:
+    (at / "all").mkdir()
+    np.save(at / "all" / "u1.npy", np.array([*FRAMES, None], object)[:-1], allow_pickle=True)
+    return at / "all"
 
 
 def two_dtypes(at: Path) -> Path:
@@ -76,10 +82,62 @@ def tensors_of_ids(at: Path) -> Path:
     return at / "all"
 
 
-def transposed_tensor(at: Path) -> Path:
+def tensor(at: Path, content: object, **options: Any) -> Path:
     (at / "all").mkdir()
-    torch.save(torch.from_numpy(FRAMES).T, at / "all" / "u1.pt")
+    torch.save(content, at / "all" / "u1.pt", **options)
     return at / "all"
+
+
+def part_of_a_tensor(at: Path) -> Path:
+    return tensor(at, torch.from_numpy(np.c_[FRAMES, FRAMES])[:, :4])
+
+
+def legacy_tensor(at: Path) -> Path:
+    return tensor(at, torch.from_numpy(FRAMES), _use_new_zipfile_serialization=False)
+
+
+def array_in_a_pickle(at: Path) -> Path:
+    return tensor(at, FRAMES)
+
+
+def tensors_in_a_list(at: Path) -> Path:
+    return tensor(at, [torch.from_numpy(FRAMES)])
+
+
+def sparse_tensor(at: Path) -> Path:
+    return tensor(at, torch.from_numpy(FRAMES).to_sparse())
+
+
+def files_of_utterances(at: Path) -> Path:
+    (at / "all").mkdir()
+    for n in range(3):
+        with h5py.File(at / "all" / f"u{n}.h5", "w") as file:
+            file["feats"], file["wave"] = FRAMES, FRAMES[:, 0]
+    return at / "all"
+
+
+def files_of_a_dataset(at: Path) -> Path:
+    (at / "all").mkdir()
+    return hdf5(hdf5(at / "all" / "u1.h5", "x").with_name("u2.h5"), "x").parent
+
+
+def flat_of_other_lengths(at: Path) -> Path:
+    return npy(at / "all", {"feats": FRAMES, "lengths": np.array([2, 2])})
+
+
+def zarr_group(at: Path, **options: Any) -> Path:
+    zarr = pytest.importorskip("zarr")
+    group = zarr.open_group(at / "all.zarr", mode="w", zarr_format=2)
+    group.create_array("u1", shape=FRAMES.shape, dtype="f4", **options)[...] = FRAMES
+    return at / "all.zarr"
+
+
+def compressed_zarr(at: Path) -> Path:
+    return zarr_group(at)
+
+
+def cut_zarr(at: Path) -> Path:
+    return zarr_group(at, chunks=(5, 2), compressors=None)
 
 
 def zipped(at: Path) -> Path:
@@ -168,10 +226,12 @@ def missing_key(at: Path) -> Path:
 
 
 SOURCES: list[Callable[[Path], Path]] = [
-    fortran, big_endian, two_dtypes, batches, batches_of_several_lengths, transposed,
-    features_in_folders, features_in_tensors, tensors_of_ids, transposed_tensor, zipped,
-    beside_others, grouped, virtual, external, never_written, never_written_at_once,
-    written_in_part, compact, lzf, lzf_in_groups, big_endian_hdf5, own_shards, missing_key,
+    orders, byte_orders, two_dtypes, pickled, batches, batches_of_several_lengths, transposed,
+    features_in_folders, features_in_tensors, tensors_of_ids, part_of_a_tensor, legacy_tensor,
+    array_in_a_pickle, tensors_in_a_list, sparse_tensor, files_of_utterances, files_of_a_dataset,
+    flat_of_other_lengths, compressed_zarr, cut_zarr, zipped, beside_others, grouped, virtual,
+    external, never_written, never_written_at_once, written_in_part, compact, lzf, lzf_in_groups,
+    big_endian_hdf5, own_shards, missing_key,
 ]  # fmt: skip
 
 
@@ -196,19 +256,35 @@ def by_its_library(source: Path, door: Doors) -> object:
     files = [source] if source.is_file() else sorted(path for path in source.rglob("*.*"))
     for path in files:
         if path.suffix == ".npy":
-            arrays[path.stem] = np.asarray(np.load(path), "<f4", order="C")
+            loaded = np.load(path, allow_pickle=True)  # of our own
+            loaded = np.stack(list(loaded)) if loaded.dtype == object else loaded
+            arrays[path.stem] = np.asarray(loaded, "<f4", order="C")
         elif path.suffix == ".npz":
             arrays |= dict(np.load(path))
         elif path.suffix == ".pt":
-            arrays[path.stem] = torch.load(path, weights_only=True).numpy()
+            loaded = torch.load(path, weights_only=False)  # of our own
+            loaded = loaded[0] if isinstance(loaded, list) else loaded
+            is_sparse = isinstance(loaded, torch.Tensor) and loaded.is_sparse
+            arrays[path.stem] = np.asarray(loaded.to_dense() if is_sparse else loaded)
         elif path.suffix == ".h5":
             with h5py.File(path) as file:
-                arrays |= {name: file[name][()] for name in file}
+                arrays |= {f"{path.stem}-{name}": file[name][()] for name in file}
     with CacheWriter(source.parent / f"by-{door.name}", [FeatureStorageConfig("f")]) as writer:
         for id, array in arrays.items():
+            if array.ndim == 1:
+                continue
             frames = array[0] if len(array) == 1 else array
             writer.write(id, {"f": frames if frames.shape[-1] == FRAMES.shape[-1] else frames.T})
     return featcache.open(source.parent / f"by-{door.name}")
+
+
+def loaded(source: Path, door: Doors) -> object:
+    """Load whatever it is, and convert the arrays."""
+    (path,) = [source] if source.is_file() else source.glob("*.*")
+    held = torch.load(path, weights_only=False)
+    array = held[0] if isinstance(held, list) else held.to_dense()
+    into = source.parent / f"loaded-{door.name}"
+    return featcache.convert({path.stem: array}, into, progressbar=False)
 
 
 def changed(source: Path, door: Doors, change: Callable[[NDArray[Any]], NDArray[Any]]) -> object:
@@ -240,13 +316,16 @@ WAYS: dict[str, Callable[[Path, Doors, re.Match[str]], object]] = {
         lambda source, door, told: one_by_one(source, door, told[1], told[2]),
     r"or pattern='(\{id\})' where ids have slashes|pattern='([^']+)'":
         lambda source, door, told: with_pattern(source, door, told[1] or told[2]),
-    r"give time_axis=0": lambda source, door, told: door(source, time_axis=0),
+    r"give time_axis=(\d)": lambda source, door, told: door(source, time_axis=int(told[1])),
     r"store array\[0\] of each":
         lambda source, door, told: changed(source, door, lambda array: array[0]),
-    r"store array\.T of each":
-        lambda source, door, told: changed(source, door, lambda array: array.T.copy()),
+    r"np\.load\(\.\.\., allow_pickle=True\)|load it yourself if you trust it":
+        lambda source, door, told: None,
+    r"store real and imaginary parts as two features": lambda source, door, told: None,
     r"featcache\.convert makes a cache of it, by a copy \(adopting= takes the settings of adopt\)":
         lambda source, door, told: Doors("convert", source.parent / "by-copy")(source),
+    r"featcache\.convert\(\{id: array, \.\.\.\}, 'features'\)":
+        lambda source, door, told: loaded(source, door),
     r"featcache\.open reads": lambda source, door, told: featcache.open(source),
     r"name the file itself": lambda source, door, told: door(next(source.glob("*.pt"))),
     r"each by its scp": lambda source, door, told: door(source / "collect_feats/feats.scp"),

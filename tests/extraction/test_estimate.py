@@ -11,7 +11,6 @@ from convert_helpers import KINDS, make_source
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.errors import AdoptionError
 
 
 def size_of(path: Path) -> int:
@@ -146,8 +145,9 @@ def test_features_of_others_are_estimated_where_they_lie(tmp_path: Path) -> None
     assert {*tmp_path.iterdir()} == {tmp_path / "feats.h5", tmp_path / "c"}
 
 
-def test_an_estimate_copies_nothing_that_cannot_be_adopted(tmp_path: Path) -> None:
+def test_an_estimate_reads_by_its_library_what_cannot_be_adopted(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "feats.h5", "w") as file:
         file.create_dataset("utt-1", data=np.ones((300, 80), np.float32), chunks=(75, 40))
-    with pytest.raises(AdoptionError, match=r"featcache\.convert makes a cache of it"):
-        featcache.inspect.estimate(tmp_path / "feats.h5")
+    told = featcache.inspect.estimate(tmp_path / "feats.h5")
+    assert (told.utterances, told.frames) == (1, {"feats": 300})
+    assert [path.name for path in tmp_path.iterdir()] == ["feats.h5"]

@@ -26,6 +26,7 @@ import kaldiio
 import lhotse
 import numpy as np
 import torch
+import zarr
 from fuzz_mutations import LIMITS, mutated_bytes, mutated_json
 from lhotse.features import io as lhotse_io
 from lhotse_stores import cut_of
@@ -86,6 +87,38 @@ def arrays(dims: int = 3) -> dict[str, Array]:
 def npy(folder: Path) -> str:
     for id, array in arrays().items():
         np.save(folder / f"{id}.npy", array)
+    return ""
+
+
+@source("npy")
+def npy_in_fortran_order(folder: Path) -> str:
+    for id, array in arrays().items():
+        np.save(folder / f"{id}.npy", np.asfortranarray(array.astype(">f4")))
+    return ""
+
+
+@source("flat_npy")
+def flat_npy(folder: Path) -> str:
+    np.save(folder / "feats.npy", np.concatenate([*arrays().values()]))
+    np.save(folder / "lengths.npy", [len(array) for array in arrays().values()])
+    np.save(folder / "ids.npy", IDS)
+    return ""
+
+
+@source("zarr")
+def zarr_2(folder: Path) -> str:
+    group = zarr.open_group(folder, mode="w", zarr_format=2)
+    for id, array in arrays().items():
+        options = {"chunks": (9, 3), "compressors": None}
+        group.create_array(id, shape=array.shape, dtype="f4", **options)[...] = array
+    return ""
+
+
+@source("zarr")
+def zarr_3(folder: Path) -> str:
+    group = zarr.open_group(folder, mode="w", zarr_format=3)
+    for id, array in arrays().items():
+        group.create_array(id, shape=array.shape, dtype="f4", compressors=None)[...] = array
     return ""
 
 
@@ -167,6 +200,22 @@ def pt_of_dicts(folder: Path) -> str:
     return ""
 
 
+@source("pt")
+def pt_transposed(folder: Path) -> str:
+    tensors = {id: torch.from_numpy(array.T.copy()).T for id, array in arrays().items()}
+    torch.save(tensors, folder / "all.pt")
+    return "all.pt"
+
+
+@source("hdf5")
+def hdf5_flat(folder: Path) -> str:
+    with h5py.File(folder / "feats.h5", "w") as file:
+        file.create_dataset("feats", data=np.concatenate([*arrays().values()]), chunks=(9, 3))
+        file["offsets"] = np.cumsum([0, *(len(array) for array in arrays().values())])
+        file["ids"] = IDS
+    return "feats.h5"
+
+
 @source("hdf5")
 def hdf5(folder: Path) -> str:
     with h5py.File(folder / "feats.h5", "w") as file:
@@ -208,7 +257,7 @@ def _add_lhotse(storage: str, suffix: str) -> None:
 for _number, _storage in enumerate(
     ["NumpyHdf5", "LilcomHdf5", "ChunkedLilcomHdf5", "LilcomChunky", "NumpyFiles", "LilcomFiles"]
 ):
-    _add_lhotse(f"{_storage}Writer", (".jsonl", ".jsonl.gz")[_number % 2])
+    _add_lhotse(f"{_storage}Writer", (".jsonl", ".jsonl.gz", ".json", ".yaml")[_number % 4])
 
 
 @source("lhotse")
@@ -260,8 +309,10 @@ def mutated(path: Path, other: bytes, chance: Random) -> bytes:
 def _put_together(name: str, data: bytes, chance: Random) -> bytes:
     if name.endswith(".jsonl.gz"):
         return _regzipped(data, chance)
-    if name.endswith((".jsonl", ".json")):
+    if name.endswith((".jsonl", ".json", ".zarray", ".zgroup")):
         return _other_lines(data, chance)
+    if name.endswith(".yaml"):
+        return _other_text(data, chance)
     if name.endswith(".pt"):
         return _other_zip(data, chance)
     if name.endswith(".tar"):

@@ -56,7 +56,7 @@ def test_texts_are_annotations_of_the_cache(tmp_path: Path) -> None:
     cache.annotate({"utt-1": {"text": None}})
     with (
         featcache.through(tmp_path / "cache", described, check=None) as read,
-        pytest.raises(CacheError, match="'utt-1' .*has no text 'text' any more"),
+        pytest.raises(CacheError, match=r"'utt-1' .*has no text 'text' any more"),
     ):
         read("utt-1")
 

@@ -11,79 +11,18 @@ value has its own. All other fields are passed over.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from itertools import islice
-from urllib.parse import unquote
 
-from featcache.adoptable import CONVERT, Found, Options, Place
+from featcache.adoptable import CONVERT, COPY, Found, Options, Place, Readable
 from featcache.adoptable.placed_arrays import ArrayColumns
 from featcache.adoption.npy_files import read_npy_header
 from featcache.adoption.place import GatheredValues, Window
-from featcache.adoption.webdataset.tar_walk import TarMember, members
+from featcache.adoption.webdataset.loaded_members import SUFFIXES, loaded_members
+from featcache.adoption.webdataset.samples import annotation_of, id_of, samples
+from featcache.adoption.webdataset.tar_walk import TarMember
 from featcache.errors import AdoptionError
-
-# Samples: members side by side, by key and field, as webdataset cuts names.
-
-KEY = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
-NO_SAMPLE = re.compile(r"__[^/]*__(?:$|/)")
-MOST_BYTES = 1 << 22  # of a field that is read
-TEXT = frozenset({"txt", "text", "transcript"})  # as webdataset decodes fields by default
-NUMBER = frozenset({"cls", "cls2", "class", "count", "index", "inx"})
-
-
-def samples(file: Window) -> Iterator[tuple[str, list[tuple[str, TarMember]]]]:
-    """Go through the samples of a shard: the key, and field and member of each."""
-    key = ""
-    fields: list[tuple[str, TarMember]] = []
-    for member in members(file):
-        match = KEY.fullmatch(member.name)
-        if match is None or NO_SAMPLE.match(member.name):
-            continue
-        if match[1] != key and fields:
-            yield key, fields
-            fields = []
-        key = match[1]
-        fields.append((match[2].lower(), member))
-    if fields:
-        yield key, fields
-
-
-def annotation_of(field: str, member: TarMember, file: Window, key: str) -> dict[str, object]:
-    """Return the values of a member of text, a number or JSON; none of any other."""
-    stem, _, suffix = field.rpartition(".")
-    if not member.is_plain or suffix not in TEXT | NUMBER | {"json", "jsn"}:
-        return {}
-    if member.nbytes > MOST_BYTES:
-        raise AdoptionError(
-            f"sample {key!r} of {file.path!r}: its field {field!r} has {member.nbytes:,} bytes, "
-            f"which is more than an annotation may have; {CONVERT}"
-        )
-    data = file.read(member.offset, member.nbytes)
-    try:
-        if suffix in TEXT:
-            return {stem or "text": data.decode()}
-        if suffix in NUMBER:
-            return {stem or suffix: int(data)}
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise AdoptionError(
-            f"sample {key!r} of {file.path!r}: its field {field!r} cannot be read: {error}"
-        ) from None
-    return found if isinstance(found, dict) else {}
-
-
-def id_of(key: str, said: object) -> str:
-    """Return the id of a sample: its key, or what its JSON calls its id if that is the key encoded.
-
-    featcache's own shards have percent-encoded keys, and the id beside them.
-
-    >>> id_of("a%2Eb", "a.b"), id_of("a%2Eb", "utt-7")
-    ('a.b', 'a%2Eb')
-    """
-    return said if isinstance(said, str) and said and unquote(key) == said else key
-
 
 # The kind of store.
 
@@ -108,17 +47,28 @@ class WebDatasetKind:
 
     def index(self, place: Place, what: str, options: Options) -> Found:
         """Go through the headers of all shards."""
-        shards = [what] if what else [path for path in place.files() if path.endswith(".tar")]
-        if not shards:
-            raise AdoptionError(f"there is no .tar file in {place.name!r}")
+        shards = _shards(place, what)
         found = _Shards(options)
         for number, path in enumerate(shards):
             with place.open(path) as source:
                 found.add(number, Window(source))
         return found.found(shards)
 
+    def readable(
+        self, place: Place, what: str, options: Options
+    ) -> AbstractContextManager[Readable]:
+        """Read members of NumPy and torch, such as `.npz` and `.pth`, by these."""
+        return loaded_members(place, _shards(place, what), options)
+
 
 KIND = WebDatasetKind()
+
+
+def _shards(place: Place, what: str) -> list[str]:
+    shards = [what] if what else [path for path in place.files() if path.endswith(".tar")]
+    if not shards:
+        raise AdoptionError(f"there is no .tar file in {place.name!r}")
+    return shards
 
 
 class _Shards:
@@ -167,12 +117,15 @@ class _Shards:
         columns = ArrayColumns(feature, self._options.time_axis, CONVERT)
         self._arrays.setdefault(feature, columns).add(id, shard, header.placed(member.offset))
 
+    def _loadable(self) -> bool:
+        return any(name.rpartition(".")[2] in SUFFIXES for name in self._others)
+
     def found(self, shards: list[str]) -> Found:
         if not self._arrays:
             raise AdoptionError(
                 f"the shards {', '.join(map(repr, shards[:3]))} hold no '.npy' members, but the "
                 f"fields {', '.join(map(repr, sorted(self._others)[:9])) or 'of no sample'}; "
-                f"{CONVERT}"
+                f"{COPY if self._loadable() else CONVERT}"
             )
         features = {name: each.found(self._ids) for name, each in sorted(self._arrays.items())}
         annotations = self._annotations.columns(len(self._ids), without=features)

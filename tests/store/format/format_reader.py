@@ -63,7 +63,7 @@ def decoded(
 
         return np.asarray(lilcom.decompress(data)).reshape(-1)
     if codec == "kaldi":
-        return kaldi_numbers(data)
+        return kaldi_numbers(data, options.get("numbers", "kaldiio"))
     if codec in ("zstd", "blosc"):
         data = importlib.import_module(f"numcodecs.{codec}").decompress(data)
     elif codec == "gzip":
@@ -88,7 +88,16 @@ def int8_numbers(data: bytes, width: int) -> Array:
     return np.asarray(low + codes.astype("<f4") * step).reshape(-1)
 
 
-def kaldi_numbers(data: bytes) -> Array:
+def reordered(data: bytes, dtype: Any, options: Any, shape: tuple[int, ...]) -> Array:
+    """The array whose numbers lie in another order."""
+    assert {*options} <= {"axes", "big_endian"}
+    numbers = np.frombuffer(data, dtype.newbyteorder(">") if options.get("big_endian") else dtype)
+    axes = options.get("axes") or range(len(shape))
+    stored = numbers.reshape([shape[axis] for axis in axes])
+    return np.asarray(np.moveaxis(stored, range(len(shape)), axes), dtype)
+
+
+def kaldi_numbers(data: bytes, numbers_of: str) -> Array:
     """The numbers of a compressed matrix, or vector of integers, of Kaldi."""
     assert data[:2] == b"\0B"
     if data[2:3] == b"\4":
@@ -101,15 +110,23 @@ def kaldi_numbers(data: bytes) -> Array:
     rows, columns = np.frombuffer(data, "<i4", 2, 8)
     if kind != b"CM":
         numbers = np.frombuffer(data[16:], {b"CM2": "<u2", b"CM3": "u1"}[kind])
+        if numbers_of == "kaldi":
+            step = np.float32(float(extent) * {b"CM2": 1 / 65535, b"CM3": 1 / 255}[kind])
+            return np.asarray(least + numbers.astype("f4") * step)
         most = np.float32({b"CM2": 65535, b"CM3": 255}[kind])
         return np.asarray(least + numbers.astype("f4") * extent / most)
     knots = np.frombuffer(data, "<u2", 4 * columns, 16).astype("f4")
-    p = (least + knots * extent / np.float32(65535)).reshape(columns, 1, 4)
+    p = least + knots * extent / np.float32(65535)
+    wide: type[np.floating[Any]] = np.float32
+    if numbers_of == "kaldi":
+        p, wide = least + extent * np.float32(1.52590218966964e-05) * knots, np.float64
+    p = p.reshape(columns, 1, 4)
     n = np.frombuffer(data[16 + 8 * columns :], "u1").reshape(columns, rows).astype("f4")
-    low = p[..., 0] + (p[..., 1] - p[..., 0]) * n * np.float32(1 / 64)
-    middle = p[..., 1] + (p[..., 2] - p[..., 1]) * (n - 64) * np.float32(1 / 128)
-    high = p[..., 2] + (p[..., 3] - p[..., 2]) * (n - 192) * np.float32(1 / 63)
-    return np.asarray(np.where(n <= 64, low, np.where(n <= 192, middle, high)).T.reshape(-1))
+    low = p[..., 0] + wide((p[..., 1] - p[..., 0]) * n) * wide(1 / 64)
+    middle = p[..., 1] + wide((p[..., 2] - p[..., 1]) * (n - 64)) * wide(1 / 128)
+    high = p[..., 2] + wide((p[..., 3] - p[..., 2]) * (n - 192)) * wide(1 / 63)
+    found = np.where(n <= 64, low, np.where(n <= 192, middle, high))
+    return np.asarray(found.T.reshape(-1), np.float32)
 
 
 def set_paths(cache: Path) -> list[Path]:
@@ -178,6 +195,11 @@ class Reader:
         skip = int(self.columns.get(f"{feature}.skip", [0] * len(self.ids))[row])
         if declared["codec"] == "raw":
             numbers = np.frombuffer(b"".join(blocks), dtype)
+        elif declared["codec"] == "reordered":
+            options = declared["codec_options"]
+            pieces = [reordered(each, dtype, options, (-1, *dims)).reshape(-1) for each in blocks]
+            numbers = np.concatenate([np.empty(0, dtype), *pieces])
+            numbers = numbers[skip * int(np.prod(dims)) :]
         else:
             pieces = [
                 decoded(

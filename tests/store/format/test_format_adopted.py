@@ -232,3 +232,23 @@ def test_blocks_of_kaldi_are_read_as_documented(
         np.testing.assert_array_equal(
             reader.read(id, "feats"), cache.read(id, "feats"), strict=True
         )
+
+
+@pytest.mark.parametrize("time_axis", [0, 1, 2, None])
+def test_arrays_in_another_order_are_read_as_documented(
+    tmp_path: Path, time_axis: int | None
+) -> None:
+    (tmp_path / "all").mkdir()
+    for number in range(3):
+        array = np.random.default_rng(number).random((3, 4, 5)).astype(">f4")
+        np.save(tmp_path / f"all/utt-{number}.npy", np.asfortranarray(array))
+    cache = featcache.adopt(tmp_path / "all", tmp_path / "cache", time_axis=time_axis)
+    cache.collect()
+    reader = Reader(tmp_path / "cache")
+    declared = reader.features["feats"]
+    assert declared["codec"] == "reordered"
+    assert declared["codec_options"]["big_endian"] is True
+    for id in cache:
+        np.testing.assert_array_equal(
+            reader.read(id, "feats"), cache.read(id, "feats"), strict=True
+        )

@@ -1,0 +1,1 @@
+"""Stores that their own libraries read, so that `featcache.convert` copies them: one file each."""

@@ -1,0 +1,420 @@
+"""Tables of Apache Arrow with a row an utterance: Parquet, Arrow IPC, and HuggingFace's data sets.
+
+Columns of lists of numbers are features: lists (of any depth), fixed-size lists, tensors of a fixed
+shape, HuggingFace's `Sequence` and `Array2D`. Columns of text, numbers and bools are annotations;
+fields of a struct count as columns, called by the field. Ids are the column `id`, or the first one
+of `IDS` that is there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.adoptable import (
+    COPY,
+    Found,
+    Options,
+    Place,
+    Readable,
+    Stored,
+    Value,
+    common_dtype,
+    data_files,
+    frames_first,
+    stored_as,
+)
+from featcache.adoption.libraries.named_arrays import ArrayInfo
+from featcache.adoption.libraries.payloads import LOAD_IT, told
+from featcache.adoption.place import GatheredValues
+from featcache.errors import AdoptionError, MissingDependencyError
+from featcache.format.files import as_id
+from featcache.interface import Ints
+
+if TYPE_CHECKING:
+    import pyarrow
+
+SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
+PARQUET = (".parquet", ".pq")
+IDS = ("id", "ids", "utt_id", "uttid", "utterance_id", "utt", "key", "__key__")
+STATE = "state.json"  # of a data set that HuggingFace's `save_to_disk` wrote
+SPLITS = "dataset_dict.json"
+LOOK_AT = 64
+_log = logging.getLogger("featcache")
+
+
+class ArrowTables:
+    """Files of Parquet or Arrow IPC, or a folder of them."""
+
+    name = "arrow"
+
+    def recognises(self, place: Place, what: str) -> bool:
+        """Whether they are called so, or HuggingFace wrote them."""
+        if not what and {STATE, SPLITS} & {*place.names("")}:
+            return True
+        paths = [what] if what else data_files(place, LOOK_AT)
+        return bool(paths) and all(path.lower().endswith(SUFFIXES) for path in paths)
+
+    def index(self, place: Place, what: str, options: Options) -> Found:
+        """Raise `AdoptionError`: a library reads them."""
+        raise AdoptionError(f"{place.name!r} is not read where it lies; {COPY}")
+
+    @contextmanager
+    def readable(self, place: Place, what: str, options: Options) -> Iterator[Readable]:
+        """Read rows by pyarrow, a row group or a batch at a time."""
+        paths = [what] if what else _files(place)
+        with ExitStack() as stack:
+            groups: list[_Group] = []
+            for path in paths:
+                groups += _groups(place.local(path), stack)
+            index = _Index(place.name, groups, options)
+            yield Readable(paths, index.ids, index.stored, index.read, index.annotations)
+
+
+KIND = ArrowTables()
+
+
+def _files(place: Place) -> list[str]:
+    names = {*place.names("")}
+    if SPLITS in names:
+        raise AdoptionError(
+            f"{place.name!r} holds the splits of a data set; name the folder of one, such as "
+            f"{place.name + '/train'!r}"
+        )
+    if STATE in names:
+        with place.open(STATE) as source, told(f"{place.name + '/' + STATE!r}"):
+            state = json.loads(source.read(0, source.size))
+            return [str(each["filename"]) for each in state["_data_files"]]
+    paths = [path for path in place.files() if path.lower().endswith(SUFFIXES)]
+    if not paths:
+        raise AdoptionError(f"there is no {SUFFIXES[0]} file in {place.name!r}")
+    return paths
+
+
+# `_Group`: rows that are read together.
+
+
+class _Group(NamedTuple):
+    where: str
+    schema: pyarrow.Schema
+    rows: int
+    read: Callable[[Sequence[str]], pyarrow.Table]  # some columns
+
+
+def _groups(path: Path, stack: ExitStack) -> Iterator[_Group]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            "kind 'arrow' needs 'pyarrow'; try: pip install 'featcache[arrow]'"
+        ) from error
+    where = repr(str(path))
+    with told(where):
+        if path.suffix.lower() in PARQUET:
+            file = stack.enter_context(parquet.ParquetFile(path))
+            for number in range(file.num_row_groups):
+                rows = file.metadata.row_group(number).num_rows
+                yield _Group(where, file.schema_arrow, rows, _row_group(file, number))
+            return
+        mapped = stack.enter_context(pyarrow.memory_map(str(path)))
+        try:
+            opened = pyarrow.ipc.open_file(mapped)
+            batches = [opened.get_batch(number) for number in range(opened.num_record_batches)]
+        except pyarrow.ArrowInvalid:  # HuggingFace writes streams
+            mapped.seek(0)
+            opened = pyarrow.ipc.open_stream(mapped)
+            batches = list(opened)
+        for batch in batches:
+            table = pyarrow.Table.from_batches([batch])
+            yield _Group(where, opened.schema, batch.num_rows, table.select)
+
+
+def _row_group(file: Any, number: int) -> Callable[[Sequence[str]], pyarrow.Table]:
+    return lambda columns: file.read_row_group(number, columns=list(columns))
+
+
+# `_Column`: the arrays of a column in a group, as one array of numbers cut by rows.
+
+
+class _Column(NamedTuple):
+    numbers: NDArray[Any]
+    starts: Ints  # in numbers, of each row; and the end
+    shapes: list[tuple[int, ...]]  # of each row; -1 along an axis of which there is nothing
+
+    def array(self, row: int) -> NDArray[Any]:
+        some = self.numbers[self.starts[row] : self.starts[row + 1]]
+        return some.reshape([max(length, 0) for length in self.shapes[row]])
+
+
+def _column(chunk: pyarrow.Array, ids: Sequence[str], where: str) -> _Column:
+    """Return the arrays of a column; `AdoptionError`, naming an id, for nulls and ragged ones."""
+    axes: list[Ints] = []  # the lengths along each axis, of all that there is of the axis before
+    starts = np.arange(len(chunk) + 1)
+    while True:
+        if chunk.null_count:
+            place = int(np.flatnonzero(chunk.is_null().to_numpy(zero_copy_only=False))[0])
+            row = int(np.searchsorted(starts, place, "right")) - 1
+            raise _refused(ids[row], where, "is null, or holds a null")
+        if hasattr(chunk, "storage"):
+            _refuse_permuted(chunk.type, where)
+            fixed = tuple(chunk.type.shape) if _is_tensor(chunk.type) else ()
+            axes += [
+                np.full(len(chunk) * math.prod(fixed[:n]), fixed[n]) for n in range(len(fixed))
+            ]
+            starts = starts * math.prod(fixed)
+            chunk = chunk.storage.flatten() if fixed else chunk.storage
+        elif _is_list(chunk.type):
+            axes.append(_lengths(chunk))
+            starts = np.append(0, np.cumsum(axes[-1]))[starts]
+            chunk = chunk.flatten()
+        else:
+            break
+    sizes = [axes[0]]
+    owners = np.arange(len(axes[0]))
+    for before, lengths in pairwise(axes):
+        owners = np.repeat(owners, before)
+        first = np.full(len(axes[0]), -1)
+        first[owners[::-1]] = lengths[::-1]
+        if (odd := lengths != first[owners]).any():
+            raise _refused(ids[int(owners[odd.argmax()])], where, "is ragged")
+        sizes.append(first)
+    shapes = list(zip(*(each.tolist() for each in sizes), strict=True))
+    return _Column(chunk.to_numpy(zero_copy_only=False), starts, shapes)
+
+
+def _refused(id: str, where: str, why: str) -> AdoptionError:
+    return AdoptionError(
+        f"utterance {id!r}, {where} {why}; leave the row out, or mend it: table.filter(...) makes "
+        "a table of the rest"
+    )
+
+
+def _refuse_permuted(kind: pyarrow.DataType, where: str) -> None:
+    order = getattr(kind, "permutation", None)
+    if order is not None and list(order) != sorted(order):
+        raise AdoptionError(f"{where} has permuted axes; {LOAD_IT}")
+
+
+def _is_tensor(kind: pyarrow.DataType) -> bool:
+    import pyarrow
+
+    return isinstance(kind, pyarrow.FixedShapeTensorType)
+
+
+def _lengths(chunk: pyarrow.Array) -> Ints:
+    import pyarrow
+
+    if pyarrow.types.is_fixed_size_list(chunk.type):
+        return np.full(len(chunk), chunk.type.list_size)
+    lengths: Ints = chunk.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
+    return lengths
+
+
+def _is_list(kind: pyarrow.DataType) -> bool:
+    import pyarrow
+
+    types = pyarrow.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _holds_arrays(kind: pyarrow.DataType) -> bool:
+    """Whether a column holds numbers in lists."""
+    import pyarrow
+
+    types, depth = pyarrow.types, 0
+    while True:
+        if isinstance(kind, pyarrow.BaseExtensionType):
+            kind = kind.storage_type
+        elif _is_list(kind):
+            kind, depth = kind.value_type, depth + 1
+        else:
+            break
+    numeric = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    return bool(depth and numeric)
+
+
+# `_Index`: ids, features and annotations of all groups.
+
+
+@dataclass
+class _Held:
+    """The group that was read last."""
+
+    number: int
+    columns: Mapping[str, _Column]
+
+
+class _Index:
+    """Rows of groups, by number.
+
+    Args:
+        source: its name.
+        groups: of all files, in order.
+        options: of adoption.
+    """
+
+    def __init__(self, source: str, groups: Sequence[_Group], options: Options) -> None:
+        if not sum(group.rows for group in groups):
+            raise AdoptionError(f"{source!r} holds no row")
+        self._source, self._groups, self._options = source, groups, options
+        self._first = np.cumsum([0, *(group.rows for group in groups)])
+        self._held = _Held(-1, {})
+        fields = _flat(_empty(groups[0].schema)).schema
+        for group in groups:
+            if not group.schema.equals(groups[0].schema):
+                raise AdoptionError(f"{group.where} has other columns than {groups[0].where}")
+        self._id = self._id_of(fields.names)
+        self._features = [each.name for each in fields if _holds_arrays(each.type)]
+        if not self._features:
+            raise AdoptionError(
+                f"{source!r} has no column of numbers in lists ({', '.join(map(str, fields))}); "
+                f"{LOAD_IT}"
+            )
+        values = [each.name for each in fields if _is_value(each.type) and each.name != self._id]
+        if others := {*fields.names} - {*self._features, *values, self._id}:
+            _log.warning("%r: columns %s are left out", source, ", ".join(sorted(others)))
+        self.ids: list[str] = []
+        gathered = GatheredValues()
+        found: dict[str, list[ArrayInfo]] = {name: [] for name in self._features}
+        for number in range(len(groups)):
+            self._add(number, values, found, gathered)
+        self._refuse_twice()
+        self.stored = {name: self._stored_as(name, each) for name, each in found.items()}
+        columns = gathered.columns(len(self.ids), without=self._features)
+        self.annotations: Mapping[str, Sequence[Value]] = columns
+
+    def read(self, row: int) -> dict[str, NDArray[Any]]:
+        """Read the arrays of a row."""
+        number = int(np.searchsorted(self._first, row, "right")) - 1
+        if self._held.number != number:
+            ids = self.ids[self._first[number] : self._first[number + 1]]
+            self._held = _Held(number, self._columns(number, ids))
+        found = {}
+        for name, column in self._held.columns.items():
+            array = column.array(row - int(self._first[number]))
+            stored = self.stored[name]
+            if array.size:
+                array = array.transpose(frames_first(array.shape, self._options.time_axis))
+            elif stored.has_frames:
+                array = array.reshape(stored.rows[row], *stored.dims)
+            found[name] = array
+        return found
+
+    def _id_of(self, names: Sequence[str]) -> str:
+        found = next((name for name in IDS if name in names), None)
+        if found is None:
+            raise AdoptionError(
+                f"{self._source!r} has no column of ids, as {IDS[0]!r} would be, among "
+                f"{', '.join(map(repr, names))}; call the one that holds them {IDS[0]!r} "
+                "(Dataset.rename_column, Table.rename_columns), or add one"
+            )
+        return found
+
+    def _add(
+        self,
+        number: int,
+        values: Sequence[str],
+        found: Mapping[str, list[ArrayInfo]],
+        gathered: GatheredValues,
+    ) -> None:
+        """Add the ids, values and shapes of a group."""
+        table, begin = self._read(number, [self._id, *values]), len(self.ids)
+        for place, id in enumerate(table.column(self._id).to_pylist()):
+            if not isinstance(as_id(id), str):
+                where = f"{self._groups[number].where}, row {place}"
+                raise AdoptionError(f"{where}: its id is {id!r}, no text; leave the row out")
+            self.ids.append(str(id))
+        for name in values:
+            for place, value in enumerate(table.column(name).to_pylist(), begin):
+                gathered.add(place, {name: value})
+        for name, column in self._columns(number, self.ids[begin:]).items():
+            dtype = column.numbers.dtype.name
+            found[name].extend(ArrayInfo(shape, dtype) for shape in column.shapes)
+
+    def _columns(self, number: int, ids: Sequence[str]) -> dict[str, _Column]:
+        table, found = self._read(number, self._features), {}
+        for name in self._features:
+            where = f"{self._groups[number].where}, column {name!r},"
+            with told(where):
+                chunk = table.column(name).combine_chunks()
+                if hasattr(chunk, "chunks"):
+                    chunk = chunk.chunk(0) if chunk.num_chunks == 1 else _refuse_large(where)
+                found[name] = _column(chunk, ids, where)
+        return found
+
+    def _read(self, number: int, names: Sequence[str]) -> pyarrow.Table:
+        group = self._groups[number]
+        whole = _has_structs(group.schema)
+        with told(group.where):
+            return _flat(group.read(group.schema.names if whole else names))
+
+    def _stored_as(self, name: str, infos: Sequence[ArrayInfo]) -> Stored:
+        full = next((each.shape for each in infos if -1 not in each.shape), None)
+        shapes = []
+        for id, each in zip(self.ids, infos, strict=True):
+            shape = each.shape
+            if -1 in shape:  # nothing tells the shape of a frame of no frames
+                shape = (shape[0], *(full or (0,) * len(shape))[1:])
+            try:
+                shapes.append(tuple(shape[n] for n in frames_first(shape, self._options.time_axis)))
+            except AdoptionError as error:
+                raise AdoptionError(f"utterance {id!r}, column {name!r}, {error}") from error
+        dtypes = [each.dtype for each in infos]
+        widest = common_dtype(dtypes)
+        dtypes = dtypes if widest is None else [widest] * len(dtypes)
+        return stored_as(name, self.ids, shapes, dtypes, self._options.time_axis)
+
+    def _refuse_twice(self) -> None:
+        if len(set(self.ids)) < len(self.ids):
+            twice = Counter(self.ids).most_common(1)[0][0]
+            raise AdoptionError(f"{self._source!r} has utterance {twice!r} twice")
+
+
+def _refuse_large(where: str) -> NoReturn:
+    raise AdoptionError(f"{where} holds more numbers in a row group than pyarrow joins; {LOAD_IT}")
+
+
+def _flat(table: pyarrow.Table) -> pyarrow.Table:
+    """Return a table with the fields of structs as columns, called as the field."""
+    while _has_structs(table.schema):
+        table = table.flatten()
+        names = [name.rpartition(".")[2] for name in table.column_names]
+        if len({*names}) < len(names):
+            raise AdoptionError(f"fields of structs have one name: {', '.join(names)}; {LOAD_IT}")
+        table = table.rename_columns(names)
+    return table
+
+
+def _empty(schema: pyarrow.Schema) -> pyarrow.Table:
+    import pyarrow
+
+    return pyarrow.Table.from_batches([], schema)
+
+
+def _has_structs(schema: pyarrow.Schema) -> bool:
+    import pyarrow
+
+    return any(pyarrow.types.is_struct(each.type) for each in schema)
+
+
+def _is_value(kind: pyarrow.DataType) -> bool:
+    """Whether a column holds annotations."""
+    import pyarrow
+
+    types = pyarrow.types
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    tests = (types.is_string, types.is_large_string, types.is_integer, types.is_floating,
+             types.is_boolean)  # fmt: skip
+    return any(test(kind) for test in tests)

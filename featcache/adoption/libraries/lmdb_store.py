@@ -1,0 +1,123 @@
+"""LMDB environments: keys are ids, values the bytes of `numpy.save`, `numpy.savez` or `torch.save`.
+
+Keys that begin with `__` (`__len__`, `__keys__`) are of whoever wrote it, and left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from featcache.adoptable import COPY, Found, Options, Place, Readable, frames_first
+from featcache.adoptable.names import EACH
+from featcache.adoption.libraries.named_arrays import Arranged, Content
+from featcache.adoption.libraries.payloads import LoadedArrays, NpzFile, payload, told
+from featcache.errors import AdoptionError, MissingDependencyError
+
+DATA = "data.mdb"
+SUFFIXES = (".mdb", ".lmdb")
+
+
+class LmdbStore:
+    """An environment of LMDB, in a folder or a file."""
+
+    name = "lmdb"
+    takes_pattern = True
+
+    def recognises(self, place: Place, what: str) -> bool:
+        """Whether it is an environment, by the names of its files."""
+        return what.endswith(SUFFIXES) if what else DATA in place.names("")
+
+    def index(self, place: Place, what: str, options: Options) -> Found:
+        """Raise `AdoptionError`: values are written anew by whoever writes to it."""
+        raise AdoptionError(f"{place.name!r} is not read where it lies; {COPY}")
+
+    @contextmanager
+    def readable(self, place: Place, what: str, options: Options) -> Iterator[Readable]:
+        """Read the values of all keys by LMDB."""
+        path = what or DATA
+        with _values(place.local(path)) as values:
+            keys, contents = [], []
+            for key, value in values.items():
+                if key.startswith(b"__"):
+                    continue
+                id = _text(key, place.name)
+                held = _held(value, id, place.name)
+                contents.append(Content(id, held.arrays(), held.values()))
+                keys.append(key)
+                held.close()
+            named = Options(options.feature, options.pattern or EACH, options.time_axis)
+            arranged = Arranged.of(place.name, contents, named, one=False)
+            if options.pattern is None:
+                arranged.refuse_features(place.name)
+
+            def read(number: int) -> dict[str, NDArray[Any]]:
+                found = {}
+                for name, places in arranged.features.items():
+                    each = places[number]
+                    held = _held(values.get(keys[each.file]), arranged.ids[number], place.name)
+                    array = held.read(each.key)
+                    held.close()
+                    found[name] = array.transpose(frames_first(array.shape, options.time_axis))
+                return found
+
+            features = arranged.stored(options)
+            yield Readable([path], arranged.ids, features, read, arranged.annotations)
+
+
+KIND = LmdbStore()
+
+
+class _Values:
+    """The values of an open environment."""
+
+    def __init__(self, transaction: Any, where: str) -> None:
+        self._transaction, self._where = transaction, where
+
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        with told(self._where):
+            yield from self._transaction.cursor()
+
+    def get(self, key: bytes) -> bytes:
+        with told(self._where):
+            found = self._transaction.get(key)
+        if found is None:
+            raise AdoptionError(f"{self._where} lacks key {key!r} now: it is being written")
+        return bytes(found)
+
+
+@contextmanager
+def _values(path: Path) -> Iterator[_Values]:
+    try:
+        import lmdb
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            "kind 'lmdb' needs 'lmdb'; try: pip install 'featcache[lmdb]'"
+        ) from error
+    in_folder = path.name == DATA
+    where = repr(str(path.parent if in_folder else path))
+    try:
+        # without a lock file, since nothing is written beside what others own
+        opened = lmdb.open(
+            str(path.parent if in_folder else path),
+            subdir=in_folder, readonly=True, lock=False, create=False, readahead=False,
+        )  # fmt: skip
+    except lmdb.Error as error:
+        raise AdoptionError(f"{where} cannot be read: {error}") from error
+    with opened, opened.begin() as transaction:
+        yield _Values(transaction, where)
+
+
+def _held(value: bytes, id: str, source: str) -> LoadedArrays | NpzFile:
+    return payload(value, f"utterance {id!r} of {source!r}")
+
+
+def _text(key: bytes, source: str) -> str:
+    try:
+        return key.decode()
+    except UnicodeDecodeError as error:
+        raise AdoptionError(f"{source!r} has key {key!r}, which is no text: {error}") from error

@@ -1,0 +1,391 @@
+"""Arrays by name, in files or in memory, as utterances and features; and files that hold them.
+
+A name is the file's path without its suffix, and the key of the array in it. `Arranged` says which
+of the two is an id and which a feature; `FilesOfArrays` is a kind of such files, given the way in
+which a library opens one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.adoptable import (
+    COPY,
+    Found,
+    Options,
+    Place,
+    Readable,
+    Stored,
+    Value,
+    common_dtype,
+    data_files,
+    frames_first,
+    stored_as,
+)
+from featcache.adoptable.names import EACH, Names, refuse_features
+from featcache.adoptable.placed_arrays import ArrayColumns, PlacedArray
+from featcache.adoption.place import GatheredValues
+from featcache.errors import AdoptionError
+
+UNNAMED = frozenset({"", "arr_0"})  # keys of the only array of a file, which no one chose
+LOOK_AT = 64  # files, to recognise a folder
+OPEN_FILES = 8
+
+
+class ArrayInfo(NamedTuple):
+    """Shape and dtype of an array, as declared: "float32", "bfloat16", ..."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class OpenedArrays(Protocol):
+    """An open file that holds arrays by key; raises `AdoptionError` for what is not to be read."""
+
+    def arrays(self) -> Mapping[str, ArrayInfo]:
+        """Return what arrays there are; the key of one without a name is ""."""
+
+    def values(self) -> Mapping[str, object]:
+        """Return what else there is: text and numbers by key."""
+
+    def read(self, key: str) -> NDArray[Any]:
+        """Read an array; bfloat16 is the float32 of the same value."""
+
+    def placed(self, key: str) -> PlacedArray | None:
+        """Return where an array's bytes lie; None where they cannot be read without the library."""
+
+    def close(self) -> None:
+        """Close the file."""
+
+
+# `Arranged`: arrays by utterance and feature.
+
+
+class Content(NamedTuple):
+    """Arrays of a file, and what else it holds."""
+
+    stem: str
+    arrays: Mapping[str, ArrayInfo]
+    values: Mapping[str, object]
+
+
+class ArrayPlace(NamedTuple):
+    """An array: the number of its file, its key there, shape and dtype."""
+
+    file: int
+    key: str
+    info: ArrayInfo
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """Arrays of a source by feature, each in the order of `ids`; and annotations of these."""
+
+    ids: Sequence[str]
+    features: Mapping[str, Sequence[ArrayPlace]]
+    annotations: Mapping[str, Sequence[Value]]
+
+    @classmethod
+    def of(cls, source: str, files: Sequence[Content], options: Options, *, one: bool) -> Arranged:
+        """Arrange the arrays of files.
+
+        Args:
+            source: its name, for messages.
+            files: what they hold.
+            options: with a pattern, or none: then keys that all files have are features, and keys
+                that one file has are ids.
+            one: whether one file was named, in which keys are ids.
+
+        Raises `AdoptionError` where the names can mean either, or an array lacks.
+        """
+        if not any(each.arrays for each in files):
+            raise AdoptionError(f"{source!r} holds no array")
+        labels = _labels(source, files, options, one)
+        names = Names(options if options.pattern else Options(options.feature, "{id}"))
+        found: dict[str, dict[str, ArrayPlace]] = {}
+        for (number, key), (id, feature) in labels.items():
+            known = found.setdefault(feature, {})
+            if id in known:
+                where = (files[each].stem for each in (known[id].file, number))
+                raise AdoptionError(
+                    f"{source!r} has utterance {id!r}, feature {feature!r} twice: "
+                    f"in {' and in '.join(map(repr, where))}"
+                )
+            known[id] = ArrayPlace(number, key, files[number].arrays[key])
+        if not found:
+            raise AdoptionError(f"{source!r} has no array called like {names.pattern!r}")
+        ids = list(next(iter(found.values())))
+        for feature, known in found.items():
+            for id in known.keys() ^ set(ids):
+                raise AdoptionError(
+                    f"{source!r}: utterance {id!r} has not all features, as {feature!r}; leave "
+                    "it out, or give pattern= of one feature"
+                )
+        features = {name: [known[id] for id in ids] for name, known in sorted(found.items())}
+        given = options.pattern is not None
+        found_here = cls(ids, features, _annotations(source, files, ids, features, given=given))
+        if not given:
+            found_here.refuse_features(source)
+        return found_here
+
+    def refuse_features(self, source: str) -> None:
+        """Raise `AdoptionError` for ids that look like several features of the same utterances."""
+        places = next(iter(self.features.values()))
+        rows = [(*each.info.shape, 0)[0] for each in places]
+        refuse_features(source, self.ids, np.array(rows, np.int64))
+
+    def stored(self, options: Options) -> dict[str, Stored]:
+        """Return the features, in a dtype that holds the numbers of each array as they are."""
+        found = {}
+        for name, places in self.features.items():
+            dtypes = [each.info.dtype for each in places]
+            widest = common_dtype(dtypes)
+            shapes = [
+                _turned(id, each.info.shape, options)
+                for id, each in zip(self.ids, places, strict=True)
+            ]
+            dtypes = dtypes if widest is None else [widest] * len(dtypes)
+            found[name] = stored_as(name, self.ids, shapes, dtypes, options.time_axis)
+        return found
+
+
+def _turned(id: str, shape: tuple[int, ...], options: Options) -> tuple[int, ...]:
+    try:
+        return tuple(shape[axis] for axis in frames_first(shape, options.time_axis))
+    except AdoptionError as error:
+        raise AdoptionError(f"utterance {id!r} {error}") from error
+
+
+Labels = dict[tuple[int, str], tuple[str, str]]  # by file and key: id and feature
+
+
+def _labels(source: str, files: Sequence[Content], options: Options, one: bool) -> Labels:
+    if options.pattern is None:
+        return _without_pattern(source, files, options, one)
+    names = Names(options)
+    for way in (_by_key,) if one else (_by_stem, _by_both, _by_key):
+        labels = way(files, names)
+        if labels:
+            return labels
+    return {}
+
+
+def _without_pattern(source: str, files: Sequence[Content], options: Options, one: bool) -> Labels:
+    if one:
+        (content,) = files
+        if len(content.arrays) == 1 and UNNAMED.issuperset(content.arrays):
+            return {(0, key): (content.stem, options.feature) for key in content.arrays}
+        return {(0, key): (key, options.feature) for key in content.arrays}
+    keys = [each.arrays.keys() for each in files]
+    if all(each == keys[0] for each in keys):
+        if len(files) == 1 and len(keys[0]) > 1:
+            raise AdoptionError(
+                f"{source!r}: {files[0].stem!r} alone holds {len(keys[0])} arrays, such as "
+                f"{next(iter(keys[0]))!r}; name the file itself if these are utterances, and give "
+                f"pattern={EACH!r} if they are features of one"
+            )
+        return _by_stem(files, Names(Options(options.feature, EACH)))
+    if len(set().union(*keys)) == sum(map(len, keys)):
+        return {
+            (number, key): (key, options.feature)
+            for number, each in enumerate(files)
+            for key in each.arrays
+        }
+    odd = next(each for each in files if each.arrays.keys() != keys[0])
+    raise AdoptionError(
+        f"{source!r}: {files[0].stem!r} holds {_some(keys[0])}, {odd.stem!r} {_some(odd.arrays)}: "
+        "if these are features, each file has all of them; leave out what has not, or say what "
+        "names mean, such as pattern='{id}/mel' for one of them"
+    )
+
+
+def _some(keys: Mapping[str, object] | Any) -> str:
+    shown = [*map(repr, keys)]
+    return ", ".join(shown[:3]) + ", ..." * (len(shown) > 3)
+
+
+def _by_stem(files: Sequence[Content], names: Names) -> Labels:
+    """Each file is an utterance, and keys are features; files of one array may be either."""
+    labels: Labels = {}
+    named = "{feature}" in names.pattern
+    single = all(len(each.arrays) == 1 for each in files)
+    if named and not single:
+        return {}
+    for number, each in enumerate(files):
+        matched = names.match(each.stem)
+        if matched is not None:
+            for key in each.arrays:
+                feature = matched[0] if named or key in UNNAMED else key
+                labels[number, key] = matched[1], feature
+    return labels
+
+
+def _by_both(files: Sequence[Content], names: Names) -> Labels:
+    """Match names such as `file/key`."""
+    return {
+        (number, key): (matched[1], matched[0])
+        for number, each in enumerate(files)
+        for key in each.arrays
+        if (matched := names.match(f"{each.stem}/{key}" if key else each.stem)) is not None
+    }
+
+
+def _by_key(files: Sequence[Content], names: Names) -> Labels:
+    """Match keys, whichever file has them."""
+    return {
+        (number, key): (matched[1], matched[0])
+        for number, each in enumerate(files)
+        for key in each.arrays
+        if (matched := names.match(key)) is not None
+    }
+
+
+def _annotations(
+    source: str,
+    files: Sequence[Content],
+    ids: Sequence[str],
+    features: Mapping[str, Sequence[ArrayPlace]],
+    *,
+    given: bool,
+) -> dict[str, list[Value]]:
+    """Return text and numbers of files that are an utterance each.
+
+    Those of others are left out where a pattern is `given`, as whatever is called otherwise.
+    """
+    owners = [place.file for place in next(iter(features.values()))]
+    if not any(each.values for each in files):
+        return {}
+    if len({*owners}) < len(owners):
+        if given:
+            return {}
+        other = next(key for each in files for key in each.values)
+        raise AdoptionError(
+            f"{source!r} holds more than arrays by id, such as {other!r}; take the rest out, or "
+            "give pattern= that the arrays alone match"
+        )
+    gathered = GatheredValues()
+    for number, owner in enumerate(owners):
+        gathered.add(number, files[owner].values)
+    return gathered.columns(len(ids), without=features)
+
+
+# `FilesOfArrays`: a kind of files that a library opens, of one utterance each or of many.
+
+
+@dataclass(frozen=True)
+class FilesOfArrays:
+    """Files that hold arrays by key.
+
+    Args:
+        name: of the kind.
+        suffixes: of the files.
+        open: opens one.
+        in_place: whether `OpenedArrays.placed` tells of plain arrays.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    open: Callable[[Path], OpenedArrays]
+    in_place: bool = False
+    takes_pattern: ClassVar[bool] = True
+
+    def recognises(self, place: Place, what: str) -> bool:
+        """Whether it is such a file, or the first files of a folder are."""
+        paths = [what] if what else data_files(place, LOOK_AT)
+        return bool(paths) and all(path.lower().endswith(self.suffixes) for path in paths)
+
+    def index(self, place: Place, what: str, options: Options) -> Found:
+        """Find the arrays of files that lie there as they are; `AdoptionError` for all others."""
+        if not self.in_place:
+            raise AdoptionError(f"{place.name!r} is not read where it lies; {COPY}")
+        paths, contents, arranged = self._arranged(place, what, options)
+        del contents
+        with _OpenFiles(partial(self._opened, place, paths)) as opened:
+            features = {}
+            for name, places in arranged.features.items():
+                columns = ArrayColumns(name, options.time_axis, copies=True)
+                for id, each in zip(arranged.ids, places, strict=True):
+                    placed = opened.file(each.file).placed(each.key)
+                    if placed is None:
+                        raise AdoptionError(
+                            f"utterance {id!r}, {paths[each.file]!r}, is compressed; {COPY}"
+                        )
+                    columns.add(id, each.file, placed)
+                features[name] = columns.found(arranged.ids)
+        return Found(paths, arranged.ids, features, arranged.annotations)
+
+    @contextmanager
+    def readable(self, place: Place, what: str, options: Options) -> Iterator[Readable]:
+        """Read arrays by the library."""
+        paths, contents, arranged = self._arranged(place, what, options)
+        del contents
+        with _OpenFiles(partial(self._opened, place, paths)) as opened:
+
+            def read(number: int) -> dict[str, NDArray[Any]]:
+                found = {}
+                for name, places in arranged.features.items():
+                    each = places[number]
+                    array = opened.file(each.file).read(each.key)
+                    found[name] = array.transpose(frames_first(array.shape, options.time_axis))
+                return found
+
+            features = arranged.stored(options)
+            yield Readable(paths, arranged.ids, features, read, arranged.annotations)
+
+    def _arranged(
+        self, place: Place, what: str, options: Options
+    ) -> tuple[list[str], list[Content], Arranged]:
+        paths = [what] if what else [*place.files()]
+        paths = [path for path in paths if what or path.lower().endswith(self.suffixes)]
+        if not paths:
+            raise AdoptionError(f"there is no {self.suffixes[0]} file in {place.name!r}")
+        contents = []
+        for number, path in enumerate(paths):
+            file = self._opened(place, paths, number)
+            try:
+                contents.append(Content(_stem(path), file.arrays(), file.values()))
+            finally:
+                file.close()
+        arranged = Arranged.of(place.name, contents, options, one=bool(what))
+        return paths, contents, arranged
+
+    def _opened(self, place: Place, paths: Sequence[str], number: int) -> OpenedArrays:
+        return self.open(place.local(paths[number]))
+
+
+def _stem(path: str) -> str:
+    return str(PurePosixPath(path).with_suffix(""))
+
+
+class _OpenFiles:
+    """The files that were read last, open."""
+
+    def __init__(self, opens: Callable[[int], OpenedArrays]) -> None:
+        self._opens = opens
+        self._files: OrderedDict[int, OpenedArrays] = OrderedDict()
+
+    def __enter__(self) -> _OpenFiles:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        while self._files:
+            self._files.popitem()[1].close()
+
+    def file(self, number: int) -> OpenedArrays:
+        """Return a file, open."""
+        found = self._files.get(number)
+        if found is None:
+            found = self._files[number] = self._opens(number)
+            if len(self._files) > OPEN_FILES:
+                self._files.popitem(last=False)[1].close()
+        self._files.move_to_end(number)
+        return found

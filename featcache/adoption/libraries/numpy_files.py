@@ -1,0 +1,15 @@
+"""`.npz` files of `numpy.savez`: an utterance each, with an array a feature; or one of many ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from featcache.adoption.libraries.named_arrays import FilesOfArrays
+from featcache.adoption.libraries.payloads import NpzFile
+
+
+def _open(path: Path) -> NpzFile:
+    return NpzFile(path, repr(str(path)))
+
+
+KIND = FilesOfArrays("npz", (".npz",), _open)
