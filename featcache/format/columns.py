@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -255,12 +256,19 @@ def spelled(codes: Codes) -> Strings:
 # knows each byte of the file.
 
 ALIGNMENT = 64
+JOINED_BYTES = 1 << 12  # of columns that are copied, so that they are one piece with what fills up
 # bytes at the end that are read at once, in the hope that they hold the footer
 FOOTER_GUESS = 1 << 16
 MOST_FOOTER_BYTES = 64 << 20
 # files up to this are read as a whole: a mapping takes one of the files that a process may open
-SMALL_BYTES = 1 << 16
+SMALL_BYTES = FOOTER_GUESS
 DTYPE = re.compile(r"[|<][biuf][1248]")  # of a column; of those that a reader does not know, too
+
+
+@lru_cache(maxsize=64)
+def _item_bytes(dtype: str) -> int:
+    """Return the bytes of a number of a dtype; 0 for what is no dtype of a column."""
+    return np.dtype(dtype).itemsize if DTYPE.fullmatch(dtype) else 0
 
 
 def save_columns(path: Path, columns: Iterable[tuple[str, Array]]) -> str:
@@ -276,13 +284,15 @@ def save_columns(path: Path, columns: Iterable[tuple[str, Array]]) -> str:
         end = written = 0
         for name, column in columns:
             data = np.ascontiguousarray(column, column.dtype.newbyteorder("<"))
-            filling = bytes(-data.nbytes % ALIGNMENT)
-            state = xxhash.xxh3_64()
-            for piece in (data.reshape(-1).view(np.uint8).data, memoryview(filling)):
+            pieces = [data.reshape(-1).view(np.uint8).data, bytes(-data.nbytes % ALIGNMENT)]
+            if data.nbytes <= JOINED_BYTES:
+                pieces = [b"".join(pieces)]
+            state, begin = xxhash.xxh3_64(), end
+            for piece in pieces:
                 state.update(piece)
-                waiting.append(piece)
-            named[name] = (data.dtype.str, len(data), end, state.hexdigest())
-            end += data.nbytes + len(filling)
+                waiting.append(memoryview(piece))
+                end += len(piece)
+            named[name] = (data.dtype.str, len(data), begin, state.hexdigest())
             if end - written >= WRITTEN_AT_ONCE:
                 write_each(file, waiting)
                 waiting, written = [], end
@@ -318,13 +328,14 @@ class ColumnFile:
         try:
             descriptor = self._file.fileno()
             self._size = os.fstat(descriptor).st_size
-            footer = self._footer()
+            last = self._read(max(self._size - FOOTER_GUESS, 0), min(self._size, FOOTER_GUESS))
+            footer = self._footer(last)
             if expected is not None and digest(footer) != expected:
                 raise self._damaged("its checksum does not match")
             self._columns = self._read_footer(footer)
             self._mapping: mmap.mmap | bytes | None = None
             if self._size <= SMALL_BYTES:
-                self._mapping = self._read(0, self._size)
+                self._mapping = last
             elif mapped:
                 with contextlib.suppress(OSError):  # too many mappings or open files: read it then
                     self._mapping = mmap.mmap(descriptor, self._size, access=mmap.ACCESS_READ)
@@ -408,13 +419,13 @@ class ColumnFile:
             for name in self.damaged(names)
         ]
 
-    def _footer(self) -> bytes:
-        guess = self._read(max(self._size - FOOTER_GUESS, 0), min(self._size, FOOTER_GUESS))
-        self._end = int.from_bytes(guess[-8:], "little")
+    def _footer(self, last: bytes) -> bytes:
+        """Return the footer, which is in the last bytes of the file unless it is large."""
+        self._end = int.from_bytes(last[-8:], "little")
         length = self._size - self._end
         if self._size < 8 or not 8 <= length <= min(self._size, MOST_FOOTER_BYTES):
             raise self._damaged("it has no footer")
-        return guess[-length:] if length <= len(guess) else self._read(self._end, length)
+        return last[-length:] if length <= len(last) else self._read(self._end, length)
 
     def _read_footer(self, footer: bytes) -> dict[str, tuple[str, int, int, int, str]]:
         """Return of each column the dtype, the length, where it begins and ends, and the digest."""
@@ -423,11 +434,11 @@ class ColumnFile:
         end = 0
         try:
             for name, (kind, length, offset, expected) in content["columns"].items():
-                if not DTYPE.fullmatch(kind):
+                if not (item_bytes := _item_bytes(kind)):
                     raise newer(repr(str(self.path)), f"columns of {kind!r} such as {name!r}")
                 if offset != end or type(length) is not int or length < 0:
                     raise ValueError(f"column {name!r} has {length!r} values from {offset!r} on")
-                begin, end = end, end + length * np.dtype(kind).itemsize
+                begin, end = end, end + length * item_bytes
                 end += -end % ALIGNMENT
                 columns[name] = (str(kind), length, begin, end, str(expected))
             if end != self._end:

@@ -22,7 +22,7 @@ from featcache.container_files import sync_directory
 from featcache.container_files.lock import Held, WriterLock
 from featcache.errors import CacheError, CacheLockedError, FeatcacheError
 from featcache.format.columns import ColumnFile
-from featcache.format.files import explained, remove_unfinished
+from featcache.format.files import entries, explained, remove_unfinished
 from featcache.format.fingerprint import digest_of_canonical
 from featcache.format.index import Index
 from featcache.format.journal import Header, read_journal
@@ -47,7 +47,6 @@ from featcache.format.manifest import (
 from featcache.format.part import (
     SEAL,
     SealedPart,
-    entries,
     part_directories,
     read_part,
     remove_part,
@@ -163,9 +162,8 @@ class HeldCache(Held):
     @property
     def building(self) -> Manifest:
         """The manifest with the fingerprint of the build that is being written."""
-        if self.made_from is None:
-            return self.manifest
-        return replace(self.manifest, fingerprint=self.made_from)
+        manifest = self.manifest
+        return manifest if self.made_from is None else replace(manifest, fingerprint=self.made_from)
 
     @property
     def index(self) -> Index:
@@ -193,9 +191,10 @@ class HeldCache(Held):
         would survive a power cut: a writer may have been killed after it sealed one, before the
         names in its directory were durable.
         """
-        parts = sealed_parts([part for _, part in self.list_parts()], self.manifest)
+        manifest = self.manifest
+        parts = sealed_parts([part for _, part in self.list_parts()], manifest)
         if durably:
-            known = self.published | self._durable
+            known = self._durable.union(entry.name for entry in manifest.parts)
             for part in parts:
                 if part.entry.name not in known:
                     sync_directory(self.path / part.directory)
@@ -204,9 +203,9 @@ class HeldCache(Held):
 
     def is_published(self) -> bool:
         """Whether there is a generation, and of exactly the parts that are sealed."""
-        return (
-            bool(self.manifest.index)
-            and {each.entry.name for each in self.sealed()} == self.published
+        manifest = self.manifest
+        return bool(manifest.index) and (
+            {each.entry.name for each in self.sealed()} == {each.name for each in manifest.parts}
         )
 
     @property
@@ -228,8 +227,8 @@ _BESIDE = re.compile(r"(stamps|tombstones)-.*\.columns")
 
 def stored_indexes(cache: Path) -> dict[str, Path]:
     """List the index files that lie in a cache, by the names of their generations."""
-    named = ((INDEX.fullmatch(entry.name), entry) for entry in cache.iterdir())
-    return {found[1]: entry for found, entry in named if found}
+    named = (INDEX.fullmatch(entry.name) for entry in entries(cache))
+    return {found[1]: cache / found[0] for found in named if found}
 
 
 def remove_superseded(held: HeldCache) -> None:
@@ -295,9 +294,9 @@ def remove_unnamed(held: HeldCache) -> None:
         return  # what that names is not known, and may be needed
     all_ = [manifest, *others]
     files = {path for each in all_ for path in (*each.files, *each.building_files)}
-    for entry in cache.iterdir():
+    for entry in entries(cache):
         if KEPT_FILE.fullmatch(entry.name) and entry.name not in files:
-            entry.unlink(missing_ok=True)
+            (cache / entry.name).unlink(missing_ok=True)
     parts = [part for each in all_ for part in (*each.parts, *each.building_parts)]
     beside = {(part.name, each.file) for part in parts for each in part.beside}
     for directory in part_directories(cache):

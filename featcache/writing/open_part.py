@@ -291,8 +291,8 @@ def extents_of(utterances: Iterable[Utterance]) -> Iterator[Extent]:
 
 def _all_pages(directory: Path, known: Mapping[str, Pages]) -> Iterator[tuple[str, Pages]]:
     """Yield the pages of all files below a part's directory, in the order of their paths."""
-    below = (entry for entry in directory.rglob("*") if not entry.is_dir())
-    for path in sorted(entry.relative_to(directory).as_posix() for entry in below):
+    below = (Path(root, name) for root, _, names in os.walk(directory) for name in names)
+    for path in sorted(file.relative_to(directory).as_posix() for file in below):
         if path in known:
             yield path, known[path]
         elif path not in _NO_CONTAINERS:
@@ -514,7 +514,8 @@ class OpenPart:
     def _open_containers(self) -> None:
         for prefix, names in container_groups(self._features):
             directory = self.directory / prefix
-            directory.mkdir(exist_ok=True)
+            if prefix:
+                directory.mkdir(exist_ok=True)
             backend = self._features[names[0]].make_backend()
             writer = backend.open_writer(directory, [self._specs[name] for name in names])
             self._containers.append((prefix, names, writer))

@@ -58,7 +58,8 @@ class PartWriter:
         path: the cache directory.
         features: the declarations, the same as the `CacheWriter`'s.
         fingerprint: what the features are made from, the same as the `CacheWriter`'s.
-        held: the cache in the hand of the `CacheWriter` that this is the part writer of.
+        held: the cache in the hand of the `CacheWriter` that this is the part writer of, which
+            knows the fingerprint.
         on_part: told the name of each part before anything is written to it.
 
     Attributes:
@@ -79,7 +80,11 @@ class PartWriter:
         self.bytes_written = self._count = 0  # of the utterances that this writer took
         self.closed = False
         self._lock = threading.RLock()  # of the `CacheWriter` too, if it is of one
-        self._fingerprint = digest_of_canonical(cache_fingerprint(self.features, fingerprint))
+        self._fingerprint = (
+            digest_of_canonical(cache_fingerprint(self.features, fingerprint))
+            if held is None
+            else held.manifest.building_fingerprint
+        )
         with reading(self.path):
             stored = find_stored(self.path, self._fingerprint, held)
             beside = features_beside(self.path)
