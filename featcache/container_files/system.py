@@ -232,7 +232,7 @@ def named(path: str | Path) -> Iterator[None]:
         raise
 
 
-# Files that a dead writer left, to be finished where they lie: what `interface.FinishesFiles` takes.
+# Files that a dead writer left, to be finished where they lie: for `FinishesFiles`.
 #
 # No link is followed: neither on the way from the writer's directory to a file, nor where that
 # directory itself is one.

@@ -28,7 +28,7 @@ from featcache.extraction.conversion_source import (
     table_of,
 )
 from featcache.extraction.estimate import PREFIX, Forecast, forecast, raw_of, sample_of
-from featcache.extraction.outcomes import ProgressBar, TaskProgress
+from featcache.extraction.job import ProgressBar, TaskProgress
 from featcache.format.fingerprint import cache_fingerprint, fingerprint_digest
 from featcache.format.part import committed, read_part
 from featcache.interface import Ints
