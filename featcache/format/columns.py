@@ -1,4 +1,4 @@
-"""Files of columns, and many strings as columns, in the canonical order of ids."""
+"""Files of columns, many strings as columns, in the canonical order of ids, and shared numbers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import errno
 import mmap
 import os
 import re
+import tempfile
 import weakref
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from multiprocessing import context, reduction
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import xxhash
@@ -455,3 +457,71 @@ class ColumnFile:
 
     def _damaged(self, what: str) -> CorruptCacheError:
         return CorruptCacheError(f"{str(self.path)!r} is damaged: {what}; {self._remedy}")
+
+
+# `SharedArray`: numbers that processes share: none of them has a copy of its own.
+
+PICKLED_BYTES = 1 << 20  # less is pickled by value: a file costs a descriptor in each process
+
+
+class SharedArray(Generic[Number]):
+    """A read-only array of one axis that workers of this machine share.
+
+    A forked process has the pages of this one. To one that is spawned, an array over 1 MiB goes as
+    an open file without a name, which both map; there is nothing that could be left behind. All
+    other pickles hold the numbers: they may be read later, or on another machine.
+    """
+
+    def __init__(self, values: NDArray[Number]) -> None:
+        self.values: NDArray[Number] = np.ascontiguousarray(values).view()
+        self.values.flags.writeable = False
+        self._file: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the numbers."""
+        return digest(self.values.data)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if (
+            self.values.nbytes <= PICKLED_BYTES
+            or os.name != "posix"
+            or context.get_spawning_popen() is None
+        ):
+            return SharedArray, (self.values,)
+        return _mapped, (cast(Any, reduction).DupFd(self._in_file()), self.values.dtype)
+
+    def _in_file(self) -> int:
+        """Return a file that holds the numbers, which are mapped from it then."""
+        if self._file is None:
+            self._file = _nameless_file()
+            with os.fdopen(os.dup(self._file), "wb") as file:
+                file.write(self.values.data)
+            self.values = _map(self._file, self.values.dtype)
+        return self._file
+
+    def __del__(self, close: Callable[[int], object] = os.close) -> None:
+        if (file := getattr(self, "_file", None)) is not None:
+            close(file)
+
+
+def _nameless_file() -> int:
+    if hasattr(os, "memfd_create"):  # Linux
+        return os.memfd_create("featcache-rows")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _map(file: int, dtype: np.dtype[Number]) -> NDArray[Number]:
+    return np.frombuffer(mmap.mmap(file, 0, access=mmap.ACCESS_READ), dtype)
+
+
+def _mapped(file: Any, dtype: np.dtype[Number]) -> SharedArray[Number]:
+    descriptor = file.detach()
+    try:
+        return SharedArray(_map(descriptor, dtype))
+    finally:
+        os.close(descriptor)
