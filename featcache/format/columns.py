@@ -286,14 +286,15 @@ def save_columns(path: Path, columns: Iterable[tuple[str, Array]]) -> str:
         end = written = 0
         for name, column in columns:
             data = np.ascontiguousarray(column, column.dtype.newbyteorder("<"))
-            pieces = [data.reshape(-1).view(np.uint8).data, bytes(-data.nbytes % ALIGNMENT)]
+            pieces = [data.reshape(-1).view(np.uint8).data]
+            pieces.append(memoryview(bytes(-data.nbytes % ALIGNMENT)))
             if data.nbytes <= JOINED_BYTES:
-                pieces = [b"".join(pieces)]
+                pieces = [memoryview(b"".join(pieces))]
             state, begin = xxhash.xxh3_64(), end
             for piece in pieces:
                 state.update(piece)
-                waiting.append(memoryview(piece))
                 end += len(piece)
+            waiting += pieces
             named[name] = (data.dtype.str, len(data), begin, state.hexdigest())
             if end - written >= WRITTEN_AT_ONCE:
                 write_each(file, waiting)

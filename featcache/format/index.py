@@ -191,8 +191,10 @@ OF_EXTENTS = ("container", "offset", "nbytes")
 OPTIONAL = ("block_rows", "skip")
 _STATS = {"count": np.int64, "dims": np.int64, "mean": np.float64, "m2": np.float64}
 # of all rows, and of the container files
-_HASH_COLUMNS = {"hashes": np.uint64, "hash_rows": np.int64}
-_CONTAINER_COLUMNS = {"size": np.int64, "digest": np.uint8, "part": np.int32, "mtime": np.int64}
+_HASH_COLUMNS: Mapping[str, type[np.generic]] = {"hashes": np.uint64, "hash_rows": np.int64}
+_CONTAINER_COLUMNS: Mapping[str, type[np.generic]] = {
+    **{"size": np.int64, "digest": np.uint8, "part": np.int32, "mtime": np.int64}
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -93,7 +94,7 @@ class HeldCache(Held):
 
     def __init__(self, path: Path, patience_s: float = 0.0) -> None:
         self.path = path
-        self._file = path / NAME
+        self._file = str(path / NAME)
         self.made_from: Any = None
         self._manifest: Manifest | None = None
         self._seen: tuple[int, ...] | None = None
@@ -136,7 +137,7 @@ class HeldCache(Held):
     def _stamp(self) -> tuple[int, ...] | None:
         """Return what tells the file of the manifest from all others; None: it is gone."""
         try:
-            found = self._file.stat()
+            found = os.stat(self._file)  # noqa: PTH116 (asked often, and the quicker one)
         except FileNotFoundError:
             return None
         return found.st_ino, found.st_mtime_ns, found.st_size
@@ -340,7 +341,7 @@ def write_readme(cache: Path, manifest: Manifest) -> None:
         )
         page = cache / README
         page.unlink(missing_ok=True)  # a file that is cut to nothing is written out when it closes
-        page.write_text(text, encoding="utf-8", errors="backslashreplace")
+        page.write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
 def _content(cache: Path, manifest: Manifest) -> Iterator[str]:

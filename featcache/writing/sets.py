@@ -49,6 +49,9 @@ from featcache.writing.held import README, HeldCache, remove_superseded, write_r
 _log = logging.getLogger("featcache")
 MOST_TRIED = 1000  # utterances that are looked for in another set before all are
 OTHERS = "work-"  # names in a cache directory that begin so are those of whoever works there
+_LOCKS = r"writer\.(lock|lock\.soft|json)"
+_FILES = rf"{NAME}(\.[0-9a-f]{{8}}\.tmp)?|{INDEX.pattern}|{PARTS}|{MANIFESTS}|{README}|{_LOCKS}"
+_OURS = re.compile(rf"{_FILES}|{KEPT_FILE.pattern}|{OTHERS}.*")
 
 
 def claim_directory(path: Path) -> None:
@@ -59,9 +62,6 @@ def claim_directory(path: Path) -> None:
         make_directory(path)
     except (FileExistsError, NotADirectoryError) as error:
         raise NotACacheError(f"{str(path)!r} cannot be made a directory: {error}") from error
-    locks = r"writer\.(lock|lock\.soft|json)"
-    files = rf"{NAME}(\.[0-9a-f]{{8}}\.tmp)?|{INDEX.pattern}|{PARTS}|{MANIFESTS}|{README}|{locks}"
-    ours = re.compile(rf"{files}|{KEPT_FILE.pattern}|{OTHERS}.*")
     # once: another writer may be making the cache
     names = [entry.name for entry in entries(path)]
     if NAME in names:
@@ -69,7 +69,7 @@ def claim_directory(path: Path) -> None:
     for directory in (PARTS, MANIFESTS):
         check_own_directory(path / directory)
     sets = SETS if (path / OUTER).exists() else ""
-    foreign = [name for name in names if name != sets and not ours.fullmatch(name)]
+    foreign = [name for name in names if name != sets and not _OURS.fullmatch(name)]
     if NAME not in names and foreign:
         raise NotACacheError(
             f"{str(path)!r} holds other files ({foreign[0]!r}); give a new or empty directory, or, "
