@@ -13,7 +13,7 @@ import operator
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -218,11 +218,15 @@ def entries(directory: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def remove_unfinished(directory: Path) -> None:
-    """Remove what killed writers left in `write_durably` of a directory's JSON files."""
-    for entry in entries(directory):
-        if _UNFINISHED.fullmatch(entry.name):
-            (directory / entry.name).unlink(missing_ok=True)
+def remove_unfinished(directory: Path, names: Iterable[str] | None = None) -> None:
+    """Remove what killed writers left in `write_durably` of a directory's JSON files.
+
+    `names` are those of what lies in it, where they were listed.
+    """
+    if names is None:
+        names = [entry.name for entry in entries(directory)]
+    for name in filter(_UNFINISHED.fullmatch, names):
+        (directory / name).unlink(missing_ok=True)
 
 
 def open_within(root: Path, path: str) -> int:

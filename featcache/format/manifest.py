@@ -364,9 +364,10 @@ class Manifest:
         stay = {path: each for path, each in self.files.items() if role_of(path) not in gone}
         accepted = () if aside else self.accepted
         return replace(
-            self._given_up(),
+            self,
             build=self.building,
-            building=self.building,
+            building_files={},
+            building_parts=(),
             files=stay | {**new},
             accepted=accepted,
         )

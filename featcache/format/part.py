@@ -372,9 +372,10 @@ def part_directories(cache: Path) -> list[Path]:
 
     A part that is not sealed belongs to who writes it, who may remove it at any time.
     """
+    parts = cache / PARTS
     return [
-        cache / PARTS / each.name
-        for each in entries(cache / PARTS)
+        parts / each.name
+        for each in entries(parts)
         # anything else is not ours; what a link leads to is not, either
         if PART_NAME.fullmatch(each.name) and each.is_dir(follow_symlinks=False)
     ]

@@ -39,7 +39,6 @@ from featcache.format.manifest import (
     cache_of_set,
     check_writable,
     generation_number,
-    kept_manifests,
     manifest_file,
     read_manifest,
     settle,
@@ -223,6 +222,7 @@ class HeldCache(Held):
 # Removes what no reader needs any more, once a newer generation is out.
 
 _log = logging.getLogger("featcache")
+_KEPT_MANIFEST = re.compile(r"(.*)\.json")
 _BESIDE = re.compile(r"(stamps|tombstones)-.*\.columns")
 
 
@@ -239,13 +239,13 @@ def remove_superseded(held: HeldCache) -> None:
     was given up for the one that took its number. What a tag names stays.
     """
     cache, manifest = held.path, held.manifest
-    manifests = {name: cache / manifest_file(name) for name in kept_manifests(cache)}
     kept = {manifest.name, manifest.previous, *manifest.tags.values()}
-    for name, file in (*stored_indexes(cache).items(), *manifests.items()):
-        if name not in kept and generation_number(name) < manifest.generation:
-            file.unlink(missing_ok=True)
-    for directory in (cache, cache / MANIFESTS):
-        remove_unfinished(directory)
+    for directory, files in ((cache, INDEX), (cache / MANIFESTS, _KEPT_MANIFEST)):
+        names = [entry.name for entry in entries(directory)]
+        for file in filter(None, map(files.fullmatch, names)):
+            if file[1] not in kept and generation_number(file[1]) < manifest.generation:
+                (directory / file[0]).unlink(missing_ok=True)
+        remove_unfinished(directory, names)
     remove_unnamed(held)
     try:
         tagged = [held.kept(name) for name in {*manifest.tags.values()}]

@@ -542,13 +542,14 @@ def with_arrays(
 def _new_directory(cache: Path, name: str | None, tries: int = 10) -> tuple[str, WriterLock]:
     """Make the directory of a part, and lock it."""
     given = name or new_part_name()
+    directory = cache / PARTS / given
     try:
-        if (cache / PARTS).is_dir():  # which the first manifest of a cache made durable
-            (cache / PARTS / given).mkdir(exist_ok=True)
-            sync_directory(cache / PARTS)
+        if directory.parent.is_dir():  # which the first manifest of a cache made durable
+            directory.mkdir(exist_ok=True)
+            sync_directory(directory.parent)
         else:
-            make_directory(cache / PARTS / given)
-        return given, WriterLock(cache / PARTS / given)
+            make_directory(directory)
+        return given, WriterLock(directory)
     except (CacheLockedError, FileNotFoundError):
         # somebody who recovers found it still empty, and removes it
         if name is not None or tries == 1:

@@ -66,9 +66,9 @@ def claim_directory(path: Path) -> None:
     names = [entry.name for entry in entries(path)]
     if NAME in names:
         refuse_other_formats(path)
-    for directory in (PARTS, MANIFESTS):
+    for directory in {PARTS, MANIFESTS}.intersection(names):
         check_own_directory(path / directory)
-    sets = SETS if (path / OUTER).exists() else ""
+    sets = SETS if SETS in names and (path / OUTER).exists() else ""
     foreign = [name for name in names if name != sets and not _OURS.fullmatch(name)]
     if NAME not in names and foreign:
         raise NotACacheError(
