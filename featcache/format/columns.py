@@ -318,6 +318,9 @@ class ColumnFile:
         mapped: map the file into memory; False reads each column when it is asked for.
         expected: the digest of the footer; None takes any footer.
 
+    Attributes:
+        dtypes: that of each column, by name.
+
     Raises `CorruptCacheError` for what `save_columns` did not write, `FileNotFoundError` without a
     file.
     """
@@ -336,6 +339,7 @@ class ColumnFile:
             if expected is not None and digest(footer) != expected:
                 raise self._damaged("its checksum does not match")
             self._columns = self._read_footer(footer)
+            self.dtypes = {name: kind for name, (kind, *_) in self._columns.items()}
             self._mapping: mmap.mmap | bytes | None = None
             if self._size <= SMALL_BYTES:
                 self._mapping = last
@@ -358,11 +362,6 @@ class ColumnFile:
             weakref.finalize(self, self._file.close)
             return contextlib.nullcontext()
         return self
-
-    @property
-    def dtypes(self) -> dict[str, str]:
-        """The dtype of each column, by name."""
-        return {name: kind for name, (kind, *_) in self._columns.items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self._columns
@@ -395,10 +394,10 @@ class ColumnFile:
             raise self._damaged(f"the columns of {name!r} do not fit each other")
         return Strings(ends, data)
 
-    def digest(self, name: str) -> str:
-        """Return length and digest of a column, as its footer has them."""
-        _, length, _, _, expected = self._columns[name]
-        return f"{length}:{expected} "
+    def digests(self, *names: str) -> str:
+        """Return length and digest of some columns, as the footer has them."""
+        columns = (self._columns[name] for name in names)
+        return "".join(f"{length}:{expected} " for _, length, _, _, expected in columns)
 
     def damaged(self, names: Iterable[str] | None = None) -> list[str]:
         """Compare all columns with their digests, or some; return the names of those that differ.

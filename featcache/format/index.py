@@ -371,10 +371,10 @@ def read_index(file: ColumnFile, features: Sequence[str]) -> Index:
             parts=files["part"],
             mtimes=files.get("mtime"),
         ),
-        stats={name: read_stats(file, name) for name in features if f"{name}.count" in file},
+        stats={name: read_stats(file, name) for name in features if f"{name}.count" in file.dtypes},
         stamps=read_stamps(file),
         annotations=stored_kinds(file),
-        ids_digest=file.digest("id_ends") + file.digest("id_bytes"),
+        ids_digest=file.digests("id_ends", "id_bytes"),
     )
     _check_lengths(index, file)
     return index
