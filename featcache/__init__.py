@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from featcache.brain import FeatureCacheMixin as FeatureCacheMixin
     from featcache.declaration import FeatureStorageConfig as FeatureStorageConfig
     from featcache.extraction.convert import convert as convert
-    from featcache.extraction.environment import EnvironmentProvider as EnvironmentProvider
+    from featcache.extraction.extract import EnvironmentProvider as EnvironmentProvider
     from featcache.extraction.extract import extract as extract
     from featcache.extraction.unpad import unpad as unpad
     from featcache.interop.utterances import utterances as utterances
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Cache": "featcache.store",
     "CacheWriter": "featcache.writing.cache_writer",
-    "EnvironmentProvider": "featcache.extraction.environment",
+    "EnvironmentProvider": "featcache.extraction.extract",
     "FeatureCacheMixin": "featcache.brain",
     "FeatureDataset": "featcache.loading.dataset",
     "FeatureLoader": "featcache.loading.loader",

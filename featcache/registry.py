@@ -105,6 +105,14 @@ def _loaded(group: str, kind: str, name: str, needed: tuple[str, ...]) -> object
             f"no {kind} {name!r} is installed; {nearest(name, entries)} "
             f"(a package can add one under the entry point group {group!r})"
         )
+    return _loaded_on(group, kind, name, needed, tuple(sys.path))
+
+
+@lru_cache(maxsize=64)
+def _loaded_on(
+    group: str, kind: str, name: str, needed: tuple[str, ...], path: tuple[str, ...]
+) -> object:
+    entries = _entries_on(group, path)
     targets = sorted({entry.value for entry in entries[name]})
     if len(targets) > 1:
         raise ConfigError(

@@ -10,10 +10,6 @@ them: `write_durably` for a small file that is there whole or not at all, and `W
 directory that one process may write to.
 """
 
-from featcache.container_files.left_files import end_file as end_file
-from featcache.container_files.left_files import misplaced as misplaced
-from featcache.container_files.left_files import open_left as open_left
-from featcache.container_files.left_files import remove_left as remove_left
 from featcache.container_files.lock import WriterLock as WriterLock
 from featcache.container_files.paged_file import AT_ONCE_BYTES as AT_ONCE_BYTES
 from featcache.container_files.paged_file import PAGE_BYTES as PAGE_BYTES
@@ -30,7 +26,11 @@ from featcache.container_files.paged_file import append_many as append_many
 from featcache.container_files.paged_file import cut as cut
 from featcache.container_files.system import bytes_at as bytes_at
 from featcache.container_files.system import create as create
+from featcache.container_files.system import end_file as end_file
+from featcache.container_files.system import misplaced as misplaced
+from featcache.container_files.system import open_left as open_left
 from featcache.container_files.system import read_at as read_at
+from featcache.container_files.system import remove_left as remove_left
 from featcache.container_files.system import start_writing as start_writing
 from featcache.container_files.system import sync_directory as sync_directory
 from featcache.container_files.system import sync_file as sync_file

@@ -78,7 +78,7 @@ class WriterLock(Held):
         try:
             this = Holder(os.getpid(), socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S%z"))
             self._holder.unlink(missing_ok=True)  # a link would lead elsewhere
-            self._holder.write_text(json.dumps(this._asdict()))
+            self._holder.write_bytes(json.dumps(this._asdict()).encode())
         except BaseException:
             self.release()
             raise

@@ -14,7 +14,7 @@ from featcache._tensors import ArrayLike
 from featcache.errors import ComputeError, FeatureError, describe, nearest
 from featcache.extraction.dataset_batches import DatasetBatches, LoadedBatch, worker_failed
 from featcache.extraction.datasets import named
-from featcache.extraction.outcomes import Failure, TaskProgress, failure_of
+from featcache.extraction.job import Failure, TaskProgress, failure_of
 from featcache.extraction.process_part import WhileFilling
 from featcache.extraction.random_state import COMPUTING, seed_generators
 from featcache.format.files import as_id

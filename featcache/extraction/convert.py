@@ -31,7 +31,7 @@ from featcache.extraction.foreign_rows import (
     opened_source,
     rows_of,
 )
-from featcache.extraction.outcomes import ProgressBar, TaskProgress
+from featcache.extraction.job import ProgressBar, TaskProgress
 from featcache.extraction.read_back import ReadBack
 from featcache.format.fingerprint import cache_fingerprint, fingerprint_digest
 from featcache.format.part import committed, read_part

@@ -51,16 +51,17 @@ from featcache.extraction.destination import (
     tell_other_splits,
     view_of,
 )
-from featcache.extraction.job import Job, RunOptions
-from featcache.extraction.on_workers import compute_on_workers
-from featcache.extraction.outcomes import (
+from featcache.extraction.job import (
     FAILURES,
     Failure,
+    Job,
     Outcome,
     ProgressBar,
+    RunOptions,
     read_failures,
     write_failures,
 )
+from featcache.extraction.on_workers import compute_on_workers
 from featcache.extraction.process_part import ProcessPart, WhileFilling
 from featcache.extraction.run import (
     DatasetAnnotations,

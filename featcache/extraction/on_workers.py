@@ -25,8 +25,16 @@ from featcache.extraction.dataset_batches import (
     wanted_batches,
 )
 from featcache.extraction.datasets import DataSet, IdNumbers, as_ids, named, visible_ids
-from featcache.extraction.job import Build, Environment, OnWorkers
-from featcache.extraction.outcomes import Failure, Outcome, ProgressBar, TaskProgress, failure_of
+from featcache.extraction.job import (
+    Build,
+    Environment,
+    Failure,
+    OnWorkers,
+    Outcome,
+    ProgressBar,
+    TaskProgress,
+    failure_of,
+)
 from featcache.extraction.process_part import ProcessPart, WhileFilling
 from featcache.extraction.run import (
     LARGEST_TASK,

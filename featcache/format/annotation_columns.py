@@ -29,6 +29,7 @@ from featcache.format.annotations import KINDS, Value
 from featcache.format.columns import (
     Codes,
     ColumnFile,
+    SharedArray,
     Strings,
     ends_of,
     few,
@@ -38,7 +39,6 @@ from featcache.format.columns import (
     used,
 )
 from featcache.format.files import digest, newer
-from featcache.format.shared_array import SharedArray
 from featcache.interface import Array, Bytes, Ints
 
 PREFIX = "annotations/"

@@ -1,4 +1,4 @@
-"""Files of columns, and many strings as columns, in the canonical order of ids."""
+"""Files of columns, many strings as columns, in the canonical order of ids, and shared numbers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import errno
 import mmap
 import os
 import re
+import tempfile
 import weakref
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
+from multiprocessing import context, reduction
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import xxhash
@@ -255,12 +258,19 @@ def spelled(codes: Codes) -> Strings:
 # knows each byte of the file.
 
 ALIGNMENT = 64
+JOINED_BYTES = 1 << 12  # of columns that are copied, so that they are one piece with what fills up
 # bytes at the end that are read at once, in the hope that they hold the footer
 FOOTER_GUESS = 1 << 16
 MOST_FOOTER_BYTES = 64 << 20
 # files up to this are read as a whole: a mapping takes one of the files that a process may open
-SMALL_BYTES = 1 << 16
+SMALL_BYTES = FOOTER_GUESS
 DTYPE = re.compile(r"[|<][biuf][1248]")  # of a column; of those that a reader does not know, too
+
+
+@lru_cache(maxsize=64)
+def _item_bytes(dtype: str) -> int:
+    """Return the bytes of a number of a dtype; 0 for what is no dtype of a column."""
+    return np.dtype(dtype).itemsize if DTYPE.fullmatch(dtype) else 0
 
 
 def save_columns(path: Path, columns: Iterable[tuple[str, Array]]) -> str:
@@ -276,13 +286,16 @@ def save_columns(path: Path, columns: Iterable[tuple[str, Array]]) -> str:
         end = written = 0
         for name, column in columns:
             data = np.ascontiguousarray(column, column.dtype.newbyteorder("<"))
-            filling = bytes(-data.nbytes % ALIGNMENT)
-            state = xxhash.xxh3_64()
-            for piece in (data.reshape(-1).view(np.uint8).data, memoryview(filling)):
+            pieces = [data.reshape(-1).view(np.uint8).data]
+            pieces.append(memoryview(bytes(-data.nbytes % ALIGNMENT)))
+            if data.nbytes <= JOINED_BYTES:
+                pieces = [memoryview(b"".join(pieces))]
+            state, begin = xxhash.xxh3_64(), end
+            for piece in pieces:
                 state.update(piece)
-                waiting.append(piece)
-            named[name] = (data.dtype.str, len(data), end, state.hexdigest())
-            end += data.nbytes + len(filling)
+                end += len(piece)
+            waiting += pieces
+            named[name] = (data.dtype.str, len(data), begin, state.hexdigest())
             if end - written >= WRITTEN_AT_ONCE:
                 write_each(file, waiting)
                 waiting, written = [], end
@@ -305,6 +318,9 @@ class ColumnFile:
         mapped: map the file into memory; False reads each column when it is asked for.
         expected: the digest of the footer; None takes any footer.
 
+    Attributes:
+        dtypes: that of each column, by name.
+
     Raises `CorruptCacheError` for what `save_columns` did not write, `FileNotFoundError` without a
     file.
     """
@@ -318,13 +334,15 @@ class ColumnFile:
         try:
             descriptor = self._file.fileno()
             self._size = os.fstat(descriptor).st_size
-            footer = self._footer()
+            last = self._read(max(self._size - FOOTER_GUESS, 0), min(self._size, FOOTER_GUESS))
+            footer = self._footer(last)
             if expected is not None and digest(footer) != expected:
                 raise self._damaged("its checksum does not match")
             self._columns = self._read_footer(footer)
+            self.dtypes = {name: kind for name, (kind, *_) in self._columns.items()}
             self._mapping: mmap.mmap | bytes | None = None
             if self._size <= SMALL_BYTES:
-                self._mapping = self._read(0, self._size)
+                self._mapping = last
             elif mapped:
                 with contextlib.suppress(OSError):  # too many mappings or open files: read it then
                     self._mapping = mmap.mmap(descriptor, self._size, access=mmap.ACCESS_READ)
@@ -344,11 +362,6 @@ class ColumnFile:
             weakref.finalize(self, self._file.close)
             return contextlib.nullcontext()
         return self
-
-    @property
-    def dtypes(self) -> dict[str, str]:
-        """The dtype of each column, by name."""
-        return {name: kind for name, (kind, *_) in self._columns.items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self._columns
@@ -381,10 +394,10 @@ class ColumnFile:
             raise self._damaged(f"the columns of {name!r} do not fit each other")
         return Strings(ends, data)
 
-    def digest(self, name: str) -> str:
-        """Return length and digest of a column, as its footer has them."""
-        _, length, _, _, expected = self._columns[name]
-        return f"{length}:{expected} "
+    def digests(self, *names: str) -> str:
+        """Return length and digest of some columns, as the footer has them."""
+        columns = (self._columns[name] for name in names)
+        return "".join(f"{length}:{expected} " for _, length, _, _, expected in columns)
 
     def damaged(self, names: Iterable[str] | None = None) -> list[str]:
         """Compare all columns with their digests, or some; return the names of those that differ.
@@ -408,13 +421,13 @@ class ColumnFile:
             for name in self.damaged(names)
         ]
 
-    def _footer(self) -> bytes:
-        guess = self._read(max(self._size - FOOTER_GUESS, 0), min(self._size, FOOTER_GUESS))
-        self._end = int.from_bytes(guess[-8:], "little")
+    def _footer(self, last: bytes) -> bytes:
+        """Return the footer, which is in the last bytes of the file unless it is large."""
+        self._end = int.from_bytes(last[-8:], "little")
         length = self._size - self._end
         if self._size < 8 or not 8 <= length <= min(self._size, MOST_FOOTER_BYTES):
             raise self._damaged("it has no footer")
-        return guess[-length:] if length <= len(guess) else self._read(self._end, length)
+        return last[-length:] if length <= len(last) else self._read(self._end, length)
 
     def _read_footer(self, footer: bytes) -> dict[str, tuple[str, int, int, int, str]]:
         """Return of each column the dtype, the length, where it begins and ends, and the digest."""
@@ -423,11 +436,11 @@ class ColumnFile:
         end = 0
         try:
             for name, (kind, length, offset, expected) in content["columns"].items():
-                if not DTYPE.fullmatch(kind):
+                if not (item_bytes := _item_bytes(kind)):
                     raise newer(repr(str(self.path)), f"columns of {kind!r} such as {name!r}")
                 if offset != end or type(length) is not int or length < 0:
                     raise ValueError(f"column {name!r} has {length!r} values from {offset!r} on")
-                begin, end = end, end + length * np.dtype(kind).itemsize
+                begin, end = end, end + length * item_bytes
                 end += -end % ALIGNMENT
                 columns[name] = (str(kind), length, begin, end, str(expected))
             if end != self._end:
@@ -444,3 +457,71 @@ class ColumnFile:
 
     def _damaged(self, what: str) -> CorruptCacheError:
         return CorruptCacheError(f"{str(self.path)!r} is damaged: {what}; {self._remedy}")
+
+
+# `SharedArray`: numbers that processes share: none of them has a copy of its own.
+
+PICKLED_BYTES = 1 << 20  # less is pickled by value: a file costs a descriptor in each process
+
+
+class SharedArray(Generic[Number]):
+    """A read-only array of one axis that workers of this machine share.
+
+    A forked process has the pages of this one. To one that is spawned, an array over 1 MiB goes as
+    an open file without a name, which both map; there is nothing that could be left behind. All
+    other pickles hold the numbers: they may be read later, or on another machine.
+    """
+
+    def __init__(self, values: NDArray[Number]) -> None:
+        self.values: NDArray[Number] = np.ascontiguousarray(values).view()
+        self.values.flags.writeable = False
+        self._file: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the numbers."""
+        return digest(self.values.data)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if (
+            self.values.nbytes <= PICKLED_BYTES
+            or os.name != "posix"
+            or context.get_spawning_popen() is None
+        ):
+            return SharedArray, (self.values,)
+        return _mapped, (cast(Any, reduction).DupFd(self._in_file()), self.values.dtype)
+
+    def _in_file(self) -> int:
+        """Return a file that holds the numbers, which are mapped from it then."""
+        if self._file is None:
+            self._file = _nameless_file()
+            with os.fdopen(os.dup(self._file), "wb") as file:
+                file.write(self.values.data)
+            self.values = _map(self._file, self.values.dtype)
+        return self._file
+
+    def __del__(self, close: Callable[[int], object] = os.close) -> None:
+        if (file := getattr(self, "_file", None)) is not None:
+            close(file)
+
+
+def _nameless_file() -> int:
+    if hasattr(os, "memfd_create"):  # Linux
+        return os.memfd_create("featcache-rows")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _map(file: int, dtype: np.dtype[Number]) -> NDArray[Number]:
+    return np.frombuffer(mmap.mmap(file, 0, access=mmap.ACCESS_READ), dtype)
+
+
+def _mapped(file: Any, dtype: np.dtype[Number]) -> SharedArray[Number]:
+    descriptor = file.detach()
+    try:
+        return SharedArray(_map(descriptor, dtype))
+    finally:
+        os.close(descriptor)

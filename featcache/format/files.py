@@ -11,8 +11,9 @@ import errno
 import json
 import operator
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -175,6 +176,7 @@ def _told(path: Path, tell: Callable[[OSError, str], CacheError]) -> Iterator[No
 # Files of a cache are opened through `open_within`, which follows no link and waits for nobody.
 
 MAX_JSON_BYTES = 32 << 20  # a larger one is no manifest, seal or journal line of ours
+_UNFINISHED = re.compile(r".*\.json\.[0-9a-f]{8}\.tmp")
 _UNSYNCABLE = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS, errno.ENOTSUP)
 
 
@@ -207,10 +209,24 @@ def make_directory(path: Path) -> None:
             raise
 
 
-def remove_unfinished(directory: Path) -> None:
-    """Remove what killed writers left in `write_durably` of a directory's JSON files."""
-    for left in directory.glob(f"*.json.{'[0-9a-f]' * 8}.tmp"):
-        left.unlink(missing_ok=True)
+def entries(directory: Path) -> list[os.DirEntry[str]]:
+    """List what lies in a directory, by name; nothing if there is none, or it goes meanwhile."""
+    try:
+        with os.scandir(directory) as found:
+            return sorted(found, key=operator.attrgetter("name"))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def remove_unfinished(directory: Path, names: Iterable[str] | None = None) -> None:
+    """Remove what killed writers left in `write_durably` of a directory's JSON files.
+
+    `names` are those of what lies in it, where they were listed.
+    """
+    if names is None:
+        names = [entry.name for entry in entries(directory)]
+    for name in filter(_UNFINISHED.fullmatch, names):
+        (directory / name).unlink(missing_ok=True)
 
 
 def open_within(root: Path, path: str) -> int:

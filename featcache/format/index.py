@@ -90,7 +90,7 @@ def check_stamps(id: str, stamps: Stamps) -> Stamps:
 def read_stamps(file: ColumnFile) -> StampColumns | None:
     """Take the stamps out of a file of columns; None if it has none."""
     names = StampColumns._fields
-    if not any(name in file for name in names):
+    if file.dtypes.keys().isdisjoint(names):
         return None
     return StampColumns(**file.columns("", dict.fromkeys(names, np.uint64)))
 
@@ -190,6 +190,11 @@ FEATURE_COLUMNS: Mapping[str, type[np.generic]] = {
 OF_EXTENTS = ("container", "offset", "nbytes")
 OPTIONAL = ("block_rows", "skip")
 _STATS = {"count": np.int64, "dims": np.int64, "mean": np.float64, "m2": np.float64}
+# of all rows, and of the container files
+_HASH_COLUMNS: Mapping[str, type[np.generic]] = {"hashes": np.uint64, "hash_rows": np.int64}
+_CONTAINER_COLUMNS: Mapping[str, type[np.generic]] = {
+    **{"size": np.int64, "digest": np.uint8, "part": np.int32, "mtime": np.int64}
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,9 +356,9 @@ def read_index(file: ColumnFile, features: Sequence[str]) -> Index:
     column of a feature that tells what this featcache does not know.
     """
     _check_known(file, features)
+    files = file.columns("container_", _CONTAINER_COLUMNS, ["mtime"])
     index = Index(
-        hashes=file.column("hashes", np.uint64),
-        hash_rows=file.column("hash_rows", np.int64),
+        **file.columns("", _HASH_COLUMNS),
         ids=file.strings("id"),
         features={
             name: FeatureColumns(**file.columns(f"{name}.", FEATURE_COLUMNS, OPTIONAL))
@@ -361,15 +366,15 @@ def read_index(file: ColumnFile, features: Sequence[str]) -> Index:
         },
         containers=ContainerColumns(
             paths=file.strings("container_path"),
-            sizes=file.column("container_size", np.int64),
-            digests=file.column("container_digest", np.uint8),
-            parts=file.column("container_part", np.int32),
-            mtimes=file.columns("container_", {"mtime": np.int64}, ["mtime"]).get("mtime"),
+            sizes=files["size"],
+            digests=files["digest"],
+            parts=files["part"],
+            mtimes=files.get("mtime"),
         ),
-        stats={name: read_stats(file, name) for name in features if f"{name}.count" in file},
+        stats={name: read_stats(file, name) for name in features if f"{name}.count" in file.dtypes},
         stamps=read_stamps(file),
         annotations=stored_kinds(file),
-        ids_digest=file.digest("id_ends") + file.digest("id_bytes"),
+        ids_digest=file.digests("id_ends", "id_bytes"),
     )
     _check_lengths(index, file)
     return index

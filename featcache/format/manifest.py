@@ -42,6 +42,7 @@ from featcache.format.files import (
     Name,
     NameOrNone,
     digest,
+    entries,
     fields_of,
     natural,
     newer,
@@ -363,9 +364,10 @@ class Manifest:
         stay = {path: each for path, each in self.files.items() if role_of(path) not in gone}
         accepted = () if aside else self.accepted
         return replace(
-            self._given_up(),
+            self,
             build=self.building,
-            building=self.building,
+            building_files={},
+            building_parts=(),
             files=stay | {**new},
             accepted=accepted,
         )
@@ -508,7 +510,11 @@ def with_needed(names: Iterable[str], needed: Mapping[str, bool]) -> tuple[str, 
 
 def kept_manifests(cache: Path) -> list[str]:
     """List the names of the generations whose manifests are kept."""
-    return sorted(path.stem for path in (cache / MANIFESTS).glob("*.json"))
+    return [
+        entry.name.removesuffix(".json")
+        for entry in entries(cache / MANIFESTS)
+        if entry.name.endswith(".json")
+    ]
 
 
 def proven_generation(cache: Path) -> str | None:

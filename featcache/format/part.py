@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import operator
-import os
 import re
 import secrets
 import shutil
@@ -33,6 +31,7 @@ from featcache.format.columns import ColumnFile, Number, Strings, argsort_ids, e
 from featcache.format.files import (
     NOT_AS_WRITTEN,
     digest,
+    entries,
     read_as,
     read_within,
     remedy,
@@ -333,12 +332,13 @@ def as_known(parts: Iterable[SealedPart], manifest: Manifest) -> list[SealedPart
     """Return sealed parts with the tombstones and the stamps that a manifest says they have."""
     known = {entry.name: entry for entry in manifest.parts}
     deleted = {entry.name: entry.tombstones for entry in manifest.building_parts}
-
-    def entry_of(entry: PartEntry) -> PartEntry:
-        alone = replace(entry, tombstones=deleted.get(entry.name))
-        return known.get(entry.name, alone)
-
-    return [replace(part, entry=entry_of(part.entry)) for part in parts]
+    found = []
+    for part in parts:
+        entry = known.get(part.entry.name)
+        if entry is None and part.entry.name in deleted:
+            entry = replace(part.entry, tombstones=deleted[part.entry.name])
+        found.append(part if entry is None else replace(part, entry=entry))
+    return found
 
 
 def sealed_parts(parts: Iterable[SealedPart | None], manifest: Manifest) -> list[SealedPart]:
@@ -372,21 +372,13 @@ def part_directories(cache: Path) -> list[Path]:
 
     A part that is not sealed belongs to who writes it, who may remove it at any time.
     """
+    parts = cache / PARTS
     return [
-        cache / PARTS / each.name
-        for each in entries(cache / PARTS)
+        parts / each.name
+        for each in entries(parts)
         # anything else is not ours; what a link leads to is not, either
         if PART_NAME.fullmatch(each.name) and each.is_dir(follow_symlinks=False)
     ]
-
-
-def entries(directory: Path) -> list[os.DirEntry[str]]:
-    """List what lies in a directory, by name; nothing if there is none, or it goes meanwhile."""
-    try:
-        with os.scandir(directory) as found:
-            return sorted(found, key=operator.attrgetter("name"))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def remove_part(directory: Path) -> None:

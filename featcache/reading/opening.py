@@ -167,7 +167,7 @@ class Expectation:
                 "expect is a fingerprint, a dict such as brain.expectation() returns, not "
                 f"{expect!r:.100}"
             )
-        return cls(canonical(expect or {}))
+        return cls(canonical(expect) if expect else {})
 
     @classmethod
     def of_opened(cls, opened: Generation) -> Expectation:
@@ -188,7 +188,7 @@ class Expectation:
         """Raise `StaleCacheError`, with the differences, for a cache made from something else."""
         path, made_from = opened.path, opened.manifest.fingerprint
         changed = [each for key in self.keys for each in self._differences(made_from, key)]
-        if not are_rules_alone(changed):
+        if changed and not are_rules_alone(changed):
             lines = "".join(f"\n  {line}" for line in changed)
             raise StaleCacheError(
                 f"cache {str(path)!r}, {origin(opened)}, was made from something else than is "

@@ -18,10 +18,9 @@ from featcache.declaration import FrameTimes
 from featcache.errors import ConfigError, KeyNotFoundError, StaleCacheError, nearest
 from featcache.format.annotation_columns import Column
 from featcache.format.annotations import common_kind, wider_kind
-from featcache.format.columns import Strings
+from featcache.format.columns import SharedArray, Strings
 from featcache.format.files import digest
 from featcache.format.index import Hashes
-from featcache.format.shared_array import SharedArray
 from featcache.interface import Ints
 from featcache.reading.feature_arrays import FeatureArrays
 from featcache.reading.generation import Generation, OpenSettings

@@ -20,9 +20,8 @@ from featcache._cached import cached_property
 from featcache._checks import whole_number
 from featcache.errors import ConfigError, nearest
 from featcache.format.annotation_columns import Column, Taken
-from featcache.format.columns import Codes, Strings, ends_of
+from featcache.format.columns import Codes, SharedArray, Strings, ends_of
 from featcache.format.files import digest
-from featcache.format.shared_array import SharedArray
 from featcache.interface import Ints
 from featcache.reading.opening import CachePath
 from featcache.tables.blocks import RowMap

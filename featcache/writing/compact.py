@@ -21,7 +21,7 @@ from featcache.container_files.lock import WriterLock
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
 from featcache.format.annotation_columns import Column, stored_columns
 from featcache.format.columns import ColumnFile
-from featcache.format.files import make_directory
+from featcache.format.files import entries, make_directory
 from featcache.format.index import Index, read_index
 from featcache.format.journal import Header
 from featcache.format.manifest import (
@@ -36,7 +36,6 @@ from featcache.format.part import (
     SEAL,
     SealedPart,
     container_columns,
-    entries,
     index_columns,
     new_part_name,
     remove_part,
@@ -329,7 +328,7 @@ def compact(held: HeldCache, features: Declarations) -> None:
     """
     cache, manifest = held.path, held.manifest
     before = [path for path in map(Path, entries(cache / PARTS)) if _holds_anything(path)]
-    check_none_lives(cache)  # parts that are begun from here on hold nothing that was deleted
+    check_none_lives(held)  # parts that are begun from here on hold nothing that was deleted
     in_the_way = dict(_tags_that_hold(cache, manifest))
     current = [tag for tag, name in manifest.tags.items() if name == manifest.name]
     groups = [*packed(what_counts(cache, part, list(features)) for part in held.sealed())]

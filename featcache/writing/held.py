@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from featcache.container_files import sync_directory
 from featcache.container_files.lock import Held, WriterLock
 from featcache.errors import CacheError, CacheLockedError, FeatcacheError
 from featcache.format.columns import ColumnFile
-from featcache.format.files import explained, remove_unfinished
+from featcache.format.files import entries, explained, remove_unfinished
 from featcache.format.fingerprint import digest_of_canonical
 from featcache.format.index import Index
 from featcache.format.journal import Header, read_journal
@@ -38,7 +39,6 @@ from featcache.format.manifest import (
     cache_of_set,
     check_writable,
     generation_number,
-    kept_manifests,
     manifest_file,
     read_manifest,
     settle,
@@ -47,7 +47,6 @@ from featcache.format.manifest import (
 from featcache.format.part import (
     SEAL,
     SealedPart,
-    entries,
     part_directories,
     read_part,
     remove_part,
@@ -94,7 +93,7 @@ class HeldCache(Held):
 
     def __init__(self, path: Path, patience_s: float = 0.0) -> None:
         self.path = path
-        self._file = path / NAME
+        self._file = str(path / NAME)
         self.made_from: Any = None
         self._manifest: Manifest | None = None
         self._seen: tuple[int, ...] | None = None
@@ -137,7 +136,7 @@ class HeldCache(Held):
     def _stamp(self) -> tuple[int, ...] | None:
         """Return what tells the file of the manifest from all others; None: it is gone."""
         try:
-            found = self._file.stat()
+            found = os.stat(self._file)  # noqa: PTH116 (asked often, and the quicker one)
         except FileNotFoundError:
             return None
         return found.st_ino, found.st_mtime_ns, found.st_size
@@ -163,9 +162,8 @@ class HeldCache(Held):
     @property
     def building(self) -> Manifest:
         """The manifest with the fingerprint of the build that is being written."""
-        if self.made_from is None:
-            return self.manifest
-        return replace(self.manifest, fingerprint=self.made_from)
+        manifest = self.manifest
+        return manifest if self.made_from is None else replace(manifest, fingerprint=self.made_from)
 
     @property
     def index(self) -> Index:
@@ -193,9 +191,10 @@ class HeldCache(Held):
         would survive a power cut: a writer may have been killed after it sealed one, before the
         names in its directory were durable.
         """
-        parts = sealed_parts([part for _, part in self.list_parts()], self.manifest)
+        manifest = self.manifest
+        parts = sealed_parts([part for _, part in self.list_parts()], manifest)
         if durably:
-            known = self.published | self._durable
+            known = self._durable.union(entry.name for entry in manifest.parts)
             for part in parts:
                 if part.entry.name not in known:
                     sync_directory(self.path / part.directory)
@@ -204,9 +203,9 @@ class HeldCache(Held):
 
     def is_published(self) -> bool:
         """Whether there is a generation, and of exactly the parts that are sealed."""
-        return (
-            bool(self.manifest.index)
-            and {each.entry.name for each in self.sealed()} == self.published
+        manifest = self.manifest
+        return bool(manifest.index) and (
+            {each.entry.name for each in self.sealed()} == {each.name for each in manifest.parts}
         )
 
     @property
@@ -223,13 +222,14 @@ class HeldCache(Held):
 # Removes what no reader needs any more, once a newer generation is out.
 
 _log = logging.getLogger("featcache")
+_KEPT_MANIFEST = re.compile(r"(.*)\.json")
 _BESIDE = re.compile(r"(stamps|tombstones)-.*\.columns")
 
 
 def stored_indexes(cache: Path) -> dict[str, Path]:
     """List the index files that lie in a cache, by the names of their generations."""
-    named = ((INDEX.fullmatch(entry.name), entry) for entry in cache.iterdir())
-    return {found[1]: entry for found, entry in named if found}
+    named = (INDEX.fullmatch(entry.name) for entry in entries(cache))
+    return {found[1]: cache / found[0] for found in named if found}
 
 
 def remove_superseded(held: HeldCache) -> None:
@@ -239,13 +239,13 @@ def remove_superseded(held: HeldCache) -> None:
     was given up for the one that took its number. What a tag names stays.
     """
     cache, manifest = held.path, held.manifest
-    manifests = {name: cache / manifest_file(name) for name in kept_manifests(cache)}
     kept = {manifest.name, manifest.previous, *manifest.tags.values()}
-    for name, file in (*stored_indexes(cache).items(), *manifests.items()):
-        if name not in kept and generation_number(name) < manifest.generation:
-            file.unlink(missing_ok=True)
-    for directory in (cache, cache / MANIFESTS):
-        remove_unfinished(directory)
+    for directory, files in ((cache, INDEX), (cache / MANIFESTS, _KEPT_MANIFEST)):
+        names = [entry.name for entry in entries(directory)]
+        for file in filter(None, map(files.fullmatch, names)):
+            if file[1] not in kept and generation_number(file[1]) < manifest.generation:
+                (directory / file[0]).unlink(missing_ok=True)
+        remove_unfinished(directory, names)
     remove_unnamed(held)
     try:
         tagged = [held.kept(name) for name in {*manifest.tags.values()}]
@@ -295,9 +295,9 @@ def remove_unnamed(held: HeldCache) -> None:
         return  # what that names is not known, and may be needed
     all_ = [manifest, *others]
     files = {path for each in all_ for path in (*each.files, *each.building_files)}
-    for entry in cache.iterdir():
+    for entry in entries(cache):
         if KEPT_FILE.fullmatch(entry.name) and entry.name not in files:
-            entry.unlink(missing_ok=True)
+            (cache / entry.name).unlink(missing_ok=True)
     parts = [part for each in all_ for part in (*each.parts, *each.building_parts)]
     beside = {(part.name, each.file) for part in parts for each in part.beside}
     for directory in part_directories(cache):
@@ -341,7 +341,7 @@ def write_readme(cache: Path, manifest: Manifest) -> None:
         )
         page = cache / README
         page.unlink(missing_ok=True)  # a file that is cut to nothing is written out when it closes
-        page.write_text(text, encoding="utf-8", errors="backslashreplace")
+        page.write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
 def _content(cache: Path, manifest: Manifest) -> Iterator[str]:

@@ -291,8 +291,8 @@ def extents_of(utterances: Iterable[Utterance]) -> Iterator[Extent]:
 
 def _all_pages(directory: Path, known: Mapping[str, Pages]) -> Iterator[tuple[str, Pages]]:
     """Yield the pages of all files below a part's directory, in the order of their paths."""
-    below = (entry for entry in directory.rglob("*") if not entry.is_dir())
-    for path in sorted(entry.relative_to(directory).as_posix() for entry in below):
+    below = (Path(root, name) for root, _, names in os.walk(directory) for name in names)
+    for path in sorted(file.relative_to(directory).as_posix() for file in below):
         if path in known:
             yield path, known[path]
         elif path not in _NO_CONTAINERS:
@@ -514,7 +514,8 @@ class OpenPart:
     def _open_containers(self) -> None:
         for prefix, names in container_groups(self._features):
             directory = self.directory / prefix
-            directory.mkdir(exist_ok=True)
+            if prefix:
+                directory.mkdir(exist_ok=True)
             backend = self._features[names[0]].make_backend()
             writer = backend.open_writer(directory, [self._specs[name] for name in names])
             self._containers.append((prefix, names, writer))
@@ -541,13 +542,14 @@ def with_arrays(
 def _new_directory(cache: Path, name: str | None, tries: int = 10) -> tuple[str, WriterLock]:
     """Make the directory of a part, and lock it."""
     given = name or new_part_name()
+    directory = cache / PARTS / given
     try:
-        if (cache / PARTS).is_dir():  # which the first manifest of a cache made durable
-            (cache / PARTS / given).mkdir(exist_ok=True)
-            sync_directory(cache / PARTS)
+        if directory.parent.is_dir():  # which the first manifest of a cache made durable
+            directory.mkdir(exist_ok=True)
+            sync_directory(directory.parent)
         else:
-            make_directory(cache / PARTS / given)
-        return given, WriterLock(cache / PARTS / given)
+            make_directory(directory)
+        return given, WriterLock(directory)
     except (CacheLockedError, FileNotFoundError):
         # somebody who recovers found it still empty, and removes it
         if name is not None or tries == 1:

@@ -58,7 +58,8 @@ class PartWriter:
         path: the cache directory.
         features: the declarations, the same as the `CacheWriter`'s.
         fingerprint: what the features are made from, the same as the `CacheWriter`'s.
-        held: the cache in the hand of the `CacheWriter` that this is the part writer of.
+        held: the cache in the hand of the `CacheWriter` that this is the part writer of, which
+            knows the fingerprint.
         on_part: told the name of each part before anything is written to it.
 
     Attributes:
@@ -79,7 +80,7 @@ class PartWriter:
         self.bytes_written = self._count = 0  # of the utterances that this writer took
         self.closed = False
         self._lock = threading.RLock()  # of the `CacheWriter` too, if it is of one
-        self._fingerprint = digest_of_canonical(cache_fingerprint(self.features, fingerprint))
+        self._fingerprint = _made_of(self.features, fingerprint, held)
         with reading(self.path):
             stored = find_stored(self.path, self._fingerprint, held)
             beside = features_beside(self.path)
@@ -347,6 +348,15 @@ class PartWriter:
             raise
         self.closed = True
         self.forget()
+
+
+def _made_of(
+    features: Features, fingerprint: Mapping[str, object] | None, held: HeldCache | None
+) -> str:
+    """Return the digest of what is declared, which who holds the cache has in hand."""
+    if held is not None:
+        return held.manifest.building_fingerprint
+    return digest_of_canonical(cache_fingerprint(by_name(features), fingerprint))
 
 
 def _by_id(what: str, given: Mapping[str, T] | None) -> Mapping[str, T]:

@@ -358,9 +358,7 @@ def prepared(held: HeldCache, outcome: ExpectedIds, changes: Changes) -> Manifes
     manifest = held.building
     parts = with_changes(held.path, held.sealed(durably=True), changes, manifest)
     after = generation_of(held.path, parts, held.manifest, manifest, outcome)
-    if changes.alone:
-        after = replace(after, previous=None)
-    return _without(replace(after, replaced=_replaced(held, changes)), changes)
+    return _changed(after, changes, _replaced(held, changes))
 
 
 def generation_of(
@@ -503,12 +501,13 @@ def _replaced(held: HeldCache, changes: Changes) -> tuple[str, ...]:
     return tuple(sorted(replaced & sealed.keys()))
 
 
-def _without(manifest: Manifest, changes: Changes) -> Manifest:
+def _changed(manifest: Manifest, changes: Changes, replaced: tuple[str, ...]) -> Manifest:
     """Leave out tags and files that go; give others the new generation."""
     tags = {tag: name for tag, name in manifest.tags.items() if tag not in changes.untagged}
     tags |= dict.fromkeys(changes.retagged, manifest.name)
     files = {path: each for path, each in manifest.files.items() if path not in changes.files}
-    return replace(manifest, tags=tags, files=files)
+    previous = None if changes.alone else manifest.previous
+    return replace(manifest, tags=tags, files=files, replaced=replaced, previous=previous)
 
 
 def next_generation(cache: Path, before: Manifest) -> int:

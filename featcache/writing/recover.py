@@ -35,7 +35,7 @@ from featcache.format.files import remedy, remove_unfinished
 from featcache.format.index import ContainerColumns
 from featcache.format.journal import Journal, Placed, Utterance, read_journal
 from featcache.format.manifest import PARTS, Manifest
-from featcache.format.part import SEAL, checksum, list_parts, read_part, remove_part
+from featcache.format.part import SEAL, checksum, read_part, remove_part
 from featcache.interface import Extent, FinishesFiles
 from featcache.reading.containers import Containers
 from featcache.stats import FeatureStats
@@ -187,10 +187,10 @@ def recover_parts(held: HeldCache, features: Declarations, *, pass_live: bool = 
             _finish_seal(directory)
 
 
-def check_none_lives(cache: Path) -> None:
+def check_none_lives(held: HeldCache) -> None:
     """Raise `CacheLockedError` if a part is being written, be anything of it durable or not."""
-    for name, sealed in list(list_parts(cache)):
-        directory = cache / PARTS / name
+    for name, sealed in list(held.list_parts()):
+        directory = held.path / PARTS / name
         with contextlib.suppress(FileNotFoundError):  # its writer has removed it
             if sealed is None and is_locked(directory):
                 raise still_written(directory)

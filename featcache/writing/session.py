@@ -78,13 +78,13 @@ class WriteSession:
             self.held = HeldCache(path)
             try:
                 clear_up(path)
-                check_none_lives(path)  # before anything is begun anew: its rows would be lost
+                check_none_lives(self.held)  # before anything is begun anew: its rows would be lost
                 start(self.held, content, overwrite)
                 note_compared(path, self.held.building)
                 _check_containers(self.held)
                 recover_parts(self.held, features)
                 self._publish_recovered()
-                self.parts = PartWriter(path, features, fingerprint, held=self.held)
+                self.parts = PartWriter(path, features, held=self.held)
             except BaseException:
                 self.held.release()
                 raise
@@ -301,10 +301,12 @@ def _start_new(held: HeldCache, content: Mapping[str, object]) -> None:
         content, build=build, building=build, building_fingerprint=made_of, requires=requires
     )
     held.begin(fresh)
-    parts = (find_tombstones(path, each, fresh) for each in held.sealed())
-    deleted = tuple(part.entry for part in parts if part.entry.tombstones)
+    if builds:
+        parts = (find_tombstones(path, each, fresh) for each in held.sealed())
+        deleted = tuple(part.entry for part in parts if part.entry.tombstones)
+        fresh = replace(fresh, building_parts=deleted)
     (path / PARTS).mkdir(exist_ok=True)  # so that its name is durable with the manifest's
-    held.write(replace(fresh, building_parts=deleted))
+    held.write(fresh)
 
 
 def _cure(before: Manifest, content: Mapping[str, Any], changed: Sequence[Difference]) -> str:

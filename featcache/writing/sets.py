@@ -14,7 +14,13 @@ import numpy as np
 from featcache.container_files.lock import HOLDER, WriterLock
 from featcache.errors import ConfigError, NotACacheError
 from featcache.format.feature_sets import last_edits, set_names, stored_sets, write_outer
-from featcache.format.files import check_own_directory, explained, make_directory, remove_unfinished
+from featcache.format.files import (
+    check_own_directory,
+    entries,
+    explained,
+    make_directory,
+    remove_unfinished,
+)
 from featcache.format.index import Hashes
 from featcache.format.manifest import (
     INDEX,
@@ -43,6 +49,9 @@ from featcache.writing.held import README, HeldCache, remove_superseded, write_r
 _log = logging.getLogger("featcache")
 MOST_TRIED = 1000  # utterances that are looked for in another set before all are
 OTHERS = "work-"  # names in a cache directory that begin so are those of whoever works there
+_LOCKS = r"writer\.(lock|lock\.soft|json)"
+_FILES = rf"{NAME}(\.[0-9a-f]{{8}}\.tmp)?|{INDEX.pattern}|{PARTS}|{MANIFESTS}|{README}|{_LOCKS}"
+_OURS = re.compile(rf"{_FILES}|{KEPT_FILE.pattern}|{OTHERS}.*")
 
 
 def claim_directory(path: Path) -> None:
@@ -53,16 +62,14 @@ def claim_directory(path: Path) -> None:
         make_directory(path)
     except (FileExistsError, NotADirectoryError) as error:
         raise NotACacheError(f"{str(path)!r} cannot be made a directory: {error}") from error
-    refuse_other_formats(path)
-    for directory in (PARTS, MANIFESTS):
-        check_own_directory(path / directory)
-    locks = r"writer\.(lock|lock\.soft|json)"
-    files = rf"{NAME}(\.[0-9a-f]{{8}}\.tmp)?|{INDEX.pattern}|{PARTS}|{MANIFESTS}|{README}|{locks}"
-    ours = re.compile(rf"{files}|{KEPT_FILE.pattern}|{OTHERS}.*")
     # once: another writer may be making the cache
-    names = sorted(entry.name for entry in path.iterdir())
-    sets = SETS if (path / OUTER).exists() else ""
-    foreign = [name for name in names if name != sets and not ours.fullmatch(name)]
+    names = [entry.name for entry in entries(path)]
+    if NAME in names:
+        refuse_other_formats(path)
+    for directory in {PARTS, MANIFESTS}.intersection(names):
+        check_own_directory(path / directory)
+    sets = SETS if SETS in names and (path / OUTER).exists() else ""
+    foreign = [name for name in names if name != sets and not _OURS.fullmatch(name)]
     if NAME not in names and foreign:
         raise NotACacheError(
             f"{str(path)!r} holds other files ({foreign[0]!r}); give a new or empty directory, or, "
@@ -179,7 +186,8 @@ def has_none_of(cache: Path, hashes: Hashes) -> Path | None:
 def clear_up(directory: Path) -> None:
     """Remove what killed writers left half written of what names the sets of a cache."""
     sets = (cache_of_set(directory) or directory) / SETS
-    if any(sets.glob("*.tmp")) or (sets / HOLDER).exists():
+    names = [entry.name for entry in entries(sets)]
+    if HOLDER in names or any(name.endswith(".tmp") for name in names):
         with WriterLock(sets, PATIENCE_S):
             remove_unfinished(sets)
 

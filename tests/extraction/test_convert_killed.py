@@ -39,7 +39,7 @@ def test_a_conversion_killed_anywhere_goes_on(tmp_path: Path, way: str) -> None:
 STOPPED = """
 import os, signal, sys
 import featcache
-from featcache.extraction.outcomes import ProgressBar
+from featcache.extraction.job import ProgressBar
 from featcache.writing import copies, queue
 
 source, target, way = sys.argv[1:]

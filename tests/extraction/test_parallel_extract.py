@@ -24,7 +24,7 @@ from featcache.errors import (
     FeatureError,
     StaleCacheError,
 )
-from featcache.extraction.outcomes import ProgressBar, TaskProgress
+from featcache.extraction.job import ProgressBar, TaskProgress
 from featcache.workers import get_client, worker_env
 from featcache.workers.environments import _BUILT, WorkerEnv
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 import featcache
 from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig, FeatureTable
 from featcache.errors import KeyNotFoundError
-from featcache.format import shared_array
+from featcache.format import columns
 from featcache.samplers import BucketBatchSampler
 
 OWN: dict[str, dict[str, Any]] = {
@@ -148,7 +148,7 @@ def is_mapped(array: Any) -> bool:
 def test_a_spawned_process_maps_their_columns(
     view: FeatureTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_array, "SMALL_BYTES", 0)
+    monkeypatch.setattr(columns, "PICKLED_BYTES", 0)
     processes = multiprocessing.get_context("spawn")
     answers = processes.SimpleQueue()
     process = processes.Process(target=seen_in_a_worker, args=(view, answers))

@@ -18,9 +18,8 @@ from test_feature_table import write_one
 import featcache
 from featcache import FeatureStorageConfig, FeatureTable
 from featcache.errors import ConfigError, KeyNotFoundError, RowError, StaleCacheError
-from featcache.format import shared_array
-from featcache.format.columns import Strings
-from featcache.format.shared_array import SharedArray
+from featcache.format import columns
+from featcache.format.columns import SharedArray, Strings
 from featcache.tables.blocks import RowMap
 from featcache.tables.segments import Cuts
 from featcache.tables.selection import Selection
@@ -159,7 +158,7 @@ def seen_in_a_worker(shared: SharedArray[np.int64], answers: Any) -> None:
 def test_a_spawned_process_maps_the_numbers_of_this_one(
     start: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_array, "SMALL_BYTES", 8)
+    monkeypatch.setattr(columns, "PICKLED_BYTES", 8)
     shared = SharedArray(np.arange(7)[::-1].copy())
     assert len(pickle.dumps(shared)) > 7 * 8  # by value, wherever that is read
     processes: Any = multiprocessing.get_context(start)

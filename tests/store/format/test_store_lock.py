@@ -168,11 +168,11 @@ def test_an_error_while_opening_releases_the_lock(tmp_path: Path) -> None:
 def test_a_lock_whose_holder_cannot_be_noted_is_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(path: Path, text: str) -> int:
+    def fail(path: Path, data: bytes) -> int:
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", fail)
+        patch.setattr(Path, "write_bytes", fail)
         # keeps the lock itself from being collected
         with pytest.raises(OSError, match="no space left") as error:
             WriterLock(tmp_path)
