@@ -1,79 +1,27 @@
-"""lhotse: caches as cuts and feature manifests, and the reader that their `load` finds.
+"""lhotse: caches as cuts and feature manifests, and the storage that lhotse finds by its name.
 
-lhotse's registry of readers is of each process: whoever loads such cuts imports this module, also
+lhotse's registry of storages is of each process: whoever loads such cuts imports this module, also
 workers that are spawned. Cuts whose features lhotse stored are adopted: `featcache.adoption`.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import lhotse
 import numpy as np
-from lhotse.features.io import FeaturesReader, register_reader
 from lhotse.utils import compute_num_frames
-from numpy.typing import NDArray
 
-from featcache.errors import ConfigError, FeatureError, WindowError
+from featcache.errors import ConfigError, FeatureError
 from featcache.interface import Ints
-from featcache.store import Cache
+from featcache.interop.lhotse_storage import STORAGE
+from featcache.interop.lhotse_storage import FeatcacheReader as FeatcacheReader
+from featcache.interop.lhotse_storage import FeatcacheWriter as FeatcacheWriter
 from featcache.store import open as open_cache
 from featcache.tables.table import FeatureTable
 
-STORAGE = "featcache"  # lhotse's name of caches
 _SPOKEN = ("text", "speaker", "language", "gender")  # fields of a supervision
-_OPEN = 64  # caches that a process keeps open for lhotse
-
-
-@register_reader
-class FeatcacheReader(FeaturesReader):  # type: ignore[misc]
-    """Reader of caches in lhotse's registry: path a cache, key `<feature>/<id>`.
-
-    lhotse makes a reader for each array; the caches stay open in the process, and one that was
-    written anew is opened anew. Frames beyond the end are cut off, as by lhotse's own readers.
-
-    >>> import tempfile, featcache
-    >>> path = tempfile.mkdtemp()
-    >>> with featcache.CacheWriter(path, [featcache.FeatureStorageConfig("f")]) as writer:
-    ...     writer.write("utt-1", {"f": np.zeros((5, 3))})
-    >>> FeatcacheReader(path).read("f/utt-1", left_offset_frames=3).shape
-    (2, 3)
-    """
-
-    name: ClassVar[str] = STORAGE
-
-    def __init__(self, storage_path: str | os.PathLike[str]) -> None:
-        super().__init__()
-        self._path = os.fspath(storage_path)
-
-    def read(
-        self, key: str, left_offset_frames: int = 0, right_offset_frames: int | None = None
-    ) -> NDArray[Any]:
-        """Return a copy of an array, or of some of its frames; raises as `cache.read` does."""
-        feature, _, id = key.partition("/")
-        cache = _opened(self._path)
-        if left_offset_frames == 0 and right_offset_frames is None:
-            return cache.read(id, feature)
-        with suppress(WindowError):  # mostly the frames are there: one look for the id less
-            return cache.read(id, feature, left_offset_frames, right_offset_frames)
-        frames = int(cache.lengths(feature, rows=cache.rows([id]))[0])
-        start, stop, _ = slice(left_offset_frames, right_offset_frames).indices(frames)
-        return cache.read(id, feature, start, max(start, stop))
-
-
-def _opened(path: str) -> Cache:
-    # each publish makes a new manifest
-    stamp = os.stat(os.path.join(path, "featcache.json"))  # noqa: PTH116, PTH118  # 50,000 a second
-    return _open_as_of(path, stamp.st_mtime_ns, stamp.st_ino)
-
-
-@lru_cache(maxsize=_OPEN)
-def _open_as_of(path: str, mtime_ns: int, inode: int) -> Cache:
-    return open_cache(path)
 
 
 class _Stored(NamedTuple):

@@ -92,10 +92,10 @@ class PartsUnderWay:
             return read_manifest(self._cache)
         return self._held.manifest
 
-    def commit(self) -> None:
-        """Make what was stored durable."""
+    def commit(self, *, durably: bool = True) -> None:
+        """Make what was stored durable, as `OpenPart.commit` does."""
         if self.unsealed:
-            self.committed = self._sealed_rows + self.unsealed[0].commit()
+            self.committed = self._sealed_rows + self.unsealed[0].commit(durably=durably)
 
     def show(self) -> None:
         """Show other processes what was stored, before it is durable."""
