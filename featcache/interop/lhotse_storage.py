@@ -10,7 +10,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -35,6 +35,7 @@ from featcache.errors import (
 from featcache.format.feature_sets import set_of
 from featcache.format.files import from_storage
 from featcache.format.manifest import NAME, BuildState, Manifest, read_manifest
+from featcache.format.part import sealed_in
 from featcache.reading.unpublished import Unpublished
 from featcache.store import Cache, open_features
 from featcache.store import open as open_cache
@@ -167,16 +168,21 @@ class FeatcacheWriter(FeaturesWriter):  # type: ignore[misc]
         declared = {**manifest.made_from, "features": {name: self._feature.to_json()}}
         return _stored(self._beside, replace(manifest, fingerprint=declared), id, name)
 
-    def close(self, complete: bool = True) -> None:
+    def close(self) -> None:
         """Publish what was written; the cache is complete then, unless other jobs still write."""
+        self.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         part, self._part = self._part, None
-        if part is None:
-            return
-        part.close()
-        if self._cache is not None:
-            self._cache.close(complete)
-        else:
-            self._publish(part.path, complete)
+        if part is not None:
+            close_after(error, part.close)
+            if self._cache is not None:
+                self._cache.__exit__(kind, error, traceback)
+            else:
+                close_after(error, partial(self._publish, part.path, error is None))
 
     def _publish(self, place: Path, complete: bool) -> None:
         """Publish what a job wrote; the last one of a run leaves out what an earlier run wrote."""
@@ -187,19 +193,10 @@ class FeatcacheWriter(FeaturesWriter):  # type: ignore[misc]
             return
         publish_sealed(place, complete=complete, patience_s=_PATIENCE_S)
         assert self._feature is not None
-        cache = open_features(self._path, [self._feature.name])
-        jobs, began = list(cache.annotation(JOB)), list(cache.annotation(BEGAN))
-        last = {job: most for most, job in sorted(zip(began, jobs, strict=True))}
-        old = [id for id, job, at in zip(cache, jobs, began, strict=True) if at < last[job]]
         with suppress(CacheLockedError):  # one began meanwhile, and does it
-            if old:
-                cache.delete(old)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        close_after(error, partial(self.close, error is None))
+            while old := _superseded(open_features(self._path, [self._feature.name])):
+                with suppress(KeyNotFoundError):  # another one was quicker
+                    open_cache(self._path).delete(old)
 
     def _begin(self, first: NDArray[Any]) -> None:
         """Open the cache, declared as the first array is."""
@@ -210,10 +207,10 @@ class FeatcacheWriter(FeaturesWriter):  # type: ignore[misc]
         self._feature = made
         if self._job is None:
             overwrite = self._mode is None or self._mode.startswith("w")
-            if overwrite:
-                _give_up_overwrite(set_of(self._path, made.name))
             self._cache = CacheWriter(self._path, [made], self._fingerprint, overwrite=overwrite)
             place = self._cache.path
+            if overwrite:  # what an interrupted run left has keys of that run
+                self._cache.delete([id for id in _left(place) if id in self._cache])
         else:
             place = _begun(self._path, made, self._fingerprint)
         self._part = PartWriter(place, [made], self._fingerprint)
@@ -244,12 +241,17 @@ def _place(path: str | os.PathLike[str]) -> tuple[Path, int | None]:
     return directory, None
 
 
-def _give_up_overwrite(place: Path) -> None:
-    """Give up an overwrite that was interrupted: its arrays have keys of that run."""
-    if (place / NAME).exists():
-        manifest = read_manifest(place)
-        if manifest.state is BuildState.ASIDE:
-            CacheWriter(place, manifest.declared, manifest.made_from).close(manifest.complete)
+def _left(place: Path) -> Iterator[str]:
+    """Yield the ids that the build which is being written holds already, deleted ones, too."""
+    for part in sealed_in(place, read_manifest(place)):
+        yield from part.ids(place)
+
+
+def _superseded(cache: Cache) -> list[str]:
+    """Return the ids that a job of a number wrote before one of that number wrote others."""
+    jobs, began = list(cache.annotation(JOB)), list(cache.annotation(BEGAN))
+    last = {job: most for most, job in sorted(zip(began, jobs, strict=True))}
+    return [id for id, job, at in zip(cache, jobs, began, strict=True) if at < last[job]]
 
 
 def _begun(
@@ -328,7 +330,7 @@ def _opened(path: str) -> Cache:
     # each publish makes a new manifest
     try:
         stamp = os.stat(os.path.join(path, NAME))  # noqa: PTH116, PTH118  # 50,000 a second
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return open_cache(path)  # which says what is wrong
     return _open_as_of(path, stamp.st_mtime_ns, stamp.st_ino)
 
