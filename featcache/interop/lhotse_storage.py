@@ -189,7 +189,7 @@ class FeatcacheWriter(FeaturesWriter):  # type: ignore[misc]
         try:
             check_none_lives(place)
         except CacheLockedError:  # another job still writes, and does it
-            publish_sealed(place, complete=False, patience_s=_PATIENCE_S)
+            publish_sealed(place, patience_s=_PATIENCE_S)
             return
         publish_sealed(place, complete=complete, patience_s=_PATIENCE_S)
         assert self._feature is not None
