@@ -6,7 +6,8 @@ workers that are spawned. Cuts whose features lhotse stored are adopted: `featca
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import lhotse
@@ -14,13 +15,22 @@ import numpy as np
 from lhotse.utils import compute_num_frames
 
 from featcache.errors import ConfigError, FeatureError
+from featcache.format.manifest import ADOPTED
 from featcache.interface import Ints
 from featcache.interop.lhotse_storage import STORAGE
 from featcache.interop.lhotse_storage import FeatcacheReader as FeatcacheReader
 from featcache.interop.lhotse_storage import FeatcacheWriter as FeatcacheWriter
+from featcache.store import Cache
 from featcache.store import open as open_cache
 from featcache.tables.table import FeatureTable
 
+# by backend and codec, lhotse's name of what they write
+_NATIVE = {
+    ("hdf5", "raw"): "numpy_hdf5",
+    ("hdf5", "gzip"): "numpy_hdf5",
+    ("hdf5", "lilcom"): "lilcom_hdf5",
+    ("lilcom", "lilcom"): "lilcom_chunky",
+}
 _SPOKEN = ("text", "speaker", "language", "gender")  # fields of a supervision
 
 
@@ -31,11 +41,19 @@ class _Stored(NamedTuple):
     dims: tuple[int, ...]
     frame_s: float | None  # None: no time axis, or its times are unknown
     lengths: Sequence[int]
-    paths: Sequence[str]  # of the cache of each row
+    places: Sequence[Callable[[str], _Place]]  # of each row, by the id
+
+
+class _Place(NamedTuple):
+    """Where lhotse finds an array."""
+
+    storage_type: str
+    storage_path: str
+    storage_key: str
 
 
 def to_features(
-    table: FeatureTable, *, sample_rate_hz: int, feature: str | None = None
+    table: FeatureTable, *, sample_rate_hz: int, feature: str | None = None, native: bool = False
 ) -> lhotse.FeatureSet:
     """Return lhotse's manifest of a feature: what lies in caches is read there by lhotse.
 
@@ -43,20 +61,23 @@ def to_features(
         table: a cache, or a view, joined or concatenated ones; no segments.
         sample_rate_hz: the rate of the recordings, which lhotse counts frames by.
         feature: its name, None: the only one. It has frames of one dimension, and `frame_s`.
+        native: names the files of the backends `hdf5` (as `numpy_hdf5` or `lilcom_hdf5`) and
+            `lilcom` (as `lilcom_chunky`), which lhotse reads without featcache, a few times slower.
+            Such a manifest holds until the cache is written or edited again.
 
     The recording of each utterance has the id of the utterance, starts with its features, and is
     as long as the annotation "duration" says, if this makes as many frames by lhotse's rules, else
     as its frames.
 
-    Raises `ConfigError` for a feature that is no such, and a table whose rows are no utterances of
-    its caches.
+    Raises `ConfigError` for a feature that is no such, for a `native` one of another backend, and
+    for a table whose rows are no utterances of its caches.
     """
-    stored = _main(table, feature)
+    stored = _main(table, feature, native)
     return lhotse.FeatureSet.from_features(_manifests(table, stored, sample_rate_hz))
 
 
 def to_cuts(
-    table: FeatureTable, *, sample_rate_hz: int, feature: str | None = None
+    table: FeatureTable, *, sample_rate_hz: int, feature: str | None = None, native: bool = False
 ) -> lhotse.CutSet:
     """Return a cut for each utterance: its features, and a supervision of its annotations.
 
@@ -75,8 +96,8 @@ def to_cuts(
     >>> cut.load_features().shape, cut.supervisions[0].text, cut.duration
     ((100, 80), 'one two', 1.0)
     """
-    main = _main(table, feature)
-    others = [_stored(table, name) for name in table.features if name != main.name]
+    main = _main(table, feature, native)
+    others = [_stored(table, name, native) for name in table.features if name != main.name]
     columns = {name: list(table.annotation(name)) for name in table.annotations}
     return lhotse.CutSet.from_cuts(
         _cut(row, features, columns, others)
@@ -84,12 +105,12 @@ def to_cuts(
     )
 
 
-def _main(table: FeatureTable, feature: str | None) -> _Stored:
+def _main(table: FeatureTable, feature: str | None, native: bool) -> _Stored:
     if feature is None:
         if len(table.features) != 1:
             raise ConfigError(f"feature= names one of {', '.join(map(repr, table.features))}")
         (feature,) = table.features
-    stored = _stored(table, feature)
+    stored = _stored(table, feature, native)
     if stored.frame_s is None or len(stored.dims) != 1:
         raise ConfigError(
             f"lhotse's features are matrices of frames of a known duration; {feature!r} has frames "
@@ -98,7 +119,7 @@ def _main(table: FeatureTable, feature: str | None) -> _Stored:
     return stored
 
 
-def _stored(table: FeatureTable, feature: str) -> _Stored:
+def _stored(table: FeatureTable, feature: str, native: bool) -> _Stored:
     has_frames = table.has_frames(feature)
     lengths: Ints | None = table.lengths(feature) if has_frames else None
     times = table.selection.blocks.frame_times(feature) if has_frames else None
@@ -116,13 +137,57 @@ def _stored(table: FeatureTable, feature: str) -> _Stored:
             f"{table.id(int(unknown[0]))!r} is no utterance of {', '.join(map(str, table.paths))}: "
             "lhotse cuts segments itself, cuts.cut_into_windows(...)"
         )
+    places = {
+        number: _native(caches[number], feature)
+        if native
+        else partial(_in_cache, str(table.paths[number]), feature)
+        for number in {*paths.tolist()}
+    }
     return _Stored(
         feature,
         table.dims(feature),
         None if times is None else times.frame_s,
         [1] * len(table) if lengths is None else lengths.tolist(),
-        [str(table.paths[number]) for number in paths.tolist()],
+        [places[number] for number in paths.tolist()],
     )
+
+
+def _in_cache(path: str, feature: str, id: str) -> _Place:
+    return _Place(STORAGE, path, f"{feature}/{id}")
+
+
+def _native(cache: Cache, feature: str) -> Callable[[str], _Place]:
+    """Return where lhotse's own readers find the arrays of a feature."""
+    generation = cache.opened.of_feature(feature)
+    declared = generation.manifest.declared[feature]
+    index = generation.index
+    columns, containers = index.features[feature], index.containers
+    stored = _NATIVE.get((declared.backend, declared.codec))
+    if stored is None or declared.dtype == "bfloat16" or ADOPTED in generation.manifest.fingerprint:
+        raise ConfigError(
+            f"lhotse has no reader of its own for {feature!r} of {str(cache.path)!r} "
+            f"({'adopted, ' * (ADOPTED in generation.manifest.fingerprint)}{declared.dtype}, "
+            f"{declared.backend}, {declared.codec}); native=False, or featcache.convert to the "
+            "backend 'hdf5' or 'lilcom'"
+        )
+
+    def place(id: str) -> _Place:
+        row = index.find(id)
+        begin, end = columns.first[row], columns.first[row + 1]
+        if begin == end:
+            raise FeatureError(f"{feature!r} of {id!r} has no bytes, and lhotse no such arrays")
+        path = str(generation.path / containers.path(int(columns.container[begin])))
+        if declared.backend == "hdf5":
+            return _Place(stored, path, f"{feature}/{_link_name(id)}")
+        sizes = columns.nbytes[begin:end].tolist()
+        return _Place(stored, path, ",".join(map(str, [columns.offset[begin], *sizes])))
+
+    return place
+
+
+def _link_name(id: str) -> str:
+    """Return the name of a dataset, as docs/format.md says it of `hdf5`."""
+    return "%2E" * len(id) if id in (".", "..") else id.replace("%", "%25").replace("/", "%2F")
 
 
 def _manifests(
@@ -155,13 +220,8 @@ def _manifests(
             duration=found[0],
             recording_id=id,
             channels=0,
-            **_where(stored, row, id),
+            **stored.places[row](id)._asdict(),
         )
-
-
-def _where(stored: _Stored, row: int, id: str) -> dict[str, str]:
-    path = stored.paths[row]
-    return {"storage_type": STORAGE, "storage_path": path, "storage_key": f"{stored.name}/{id}"}
 
 
 def _cut(
@@ -189,7 +249,7 @@ def _array(stored: _Stored, row: int, id: str) -> object:
     """Return the manifest of an array in `custom`."""
     has_frames = stored.frame_s is not None
     shape = [stored.lengths[row], *stored.dims] if has_frames else list(stored.dims)
-    array = lhotse.array.Array(shape=shape, **_where(stored, row, id))
+    array = lhotse.array.Array(shape=shape, **stored.places[row](id)._asdict())
     if not has_frames:
         return array
     return lhotse.array.TemporalArray(
