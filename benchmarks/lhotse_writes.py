@@ -14,6 +14,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def main(utterances: int, rounds: int, directory: Path | None) -> None:
         print(describe(folder, "lhotse", "h5py"))
         cuts, extractor = recorded(folder, utterances), lhotse.Fbank()
         for what, store in (("one by one", one_by_one), ("in batches", in_batches)):
-            compare(what, lambda writer, store=store: store(cuts, extractor, folder, writer), rounds)
+            compare(what, partial(store, cuts, extractor, folder), rounds)
 
 
 def recorded(folder: Path, utterances: int) -> Any:

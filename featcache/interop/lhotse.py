@@ -255,3 +255,60 @@ def _array(stored: _Stored, row: int, id: str) -> object:
     return lhotse.array.TemporalArray(
         array=array, temporal_dim=0, frame_shift=stored.frame_s, start=0.0
     )
+
+
+class CutBatches:
+    """Batches of a sampler of lhotse's, as a `batch_sampler` over the cache of the cuts' features.
+
+    For a `FeatureLoader`, or a DataLoader over a `FeatureDataset`, of a table with these
+    utterances: those whose features lie in a cache, else those of the cuts' ids. Of cuts that are
+    parts of their features the frames of these parts are read. The sampler shares the cuts among
+    ranks by itself; a loader that resumes within an epoch goes over the batches before.
+
+    Args:
+        sampler: one of single cuts, e.g. `lhotse.dataset.DynamicBucketingSampler`.
+
+    >>> import tempfile, featcache
+    >>> from lhotse.dataset import SimpleCutSampler
+    >>> path = tempfile.mkdtemp()
+    >>> with featcache.CacheWriter(path, [featcache.FeatureStorageConfig("f", frame_s=0.01)]) as w:
+    ...     for id in "abc": w.write(id, {"f": np.zeros((100, 80))})
+    >>> cuts = to_cuts(featcache.open(path), sample_rate_hz=16000)
+    >>> batches = CutBatches(SimpleCutSampler(cuts, max_duration=2.0))
+    >>> loader = featcache.FeatureLoader(path, batch_sampler=batches)
+    >>> [batch["id"] for batch in loader]
+    [['a', 'b'], ['c']]
+    """
+
+    def __init__(self, sampler: lhotse.dataset.sampling.base.CutSampler) -> None:
+        self._cuts = sampler
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the sampler."""
+        return int(self._cuts.epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration."""
+        self._cuts.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[list[str | tuple[str, slice]]]:
+        """Iterate over the batches of an epoch: ids, with frames where a cut is a part."""
+        for cuts in self._cuts:
+            yield [_index(cut) for cut in cuts]
+
+
+def _index(cut: lhotse.MonoCut) -> str | tuple[str, slice]:
+    stored = getattr(cut, "features", None)
+    if not isinstance(getattr(cut, "id", None), str):
+        raise ConfigError(f"a batch is of cuts, not of {type(cut).__name__}: one set of cuts alone")
+    if stored is None:
+        return cut.id
+    is_ours = stored.storage_type == STORAGE
+    id: str = stored.storage_key.partition("/")[2] if is_ours else cut.id
+    frames = partial(
+        compute_num_frames, frame_shift=stored.frame_shift, sampling_rate=stored.sampling_rate
+    )
+    begin = frames(cut.start - stored.start) if cut.start - stored.start > stored.frame_shift else 0
+    end = begin + frames(cut.duration)
+    return id if (begin, end) == (0, stored.num_frames) else (id, slice(begin, end))

@@ -148,7 +148,9 @@ def test_native_manifests_are_read_by_lhotse_alone(
 
 
 def test_native_manifests_of_other_backends_are_refused(cache: featcache.Cache) -> None:
-    with pytest.raises(ConfigError, match="no reader of its own for 'fbank'.*float16, memmap, raw"):
+    with pytest.raises(
+        ConfigError, match=r"no reader of its own for 'fbank'.*float16, memmap, raw"
+    ):
         ours.to_features(cache, sample_rate_hz=HZ, feature="fbank", native=True)
 
 
