@@ -11,17 +11,15 @@ from functools import partial
 from typing import NamedTuple
 
 import lhotse
-import numpy as np
 from lhotse.utils import compute_num_frames
 
 from featcache.errors import ConfigError, FeatureError
 from featcache.format.manifest import ADOPTED
-from featcache.interface import Ints
+from featcache.interop.in_caches import caches_of_rows
 from featcache.interop.lhotse_storage import STORAGE
 from featcache.interop.lhotse_storage import FeatcacheReader as FeatcacheReader
 from featcache.interop.lhotse_storage import FeatcacheWriter as FeatcacheWriter
 from featcache.store import Cache
-from featcache.store import open as open_cache
 from featcache.tables.table import FeatureTable
 
 # by backend and codec, lhotse's name of what they write
@@ -121,34 +119,20 @@ def _main(table: FeatureTable, feature: str | None, native: bool) -> _Stored:
 
 def _stored(table: FeatureTable, feature: str, native: bool) -> _Stored:
     has_frames = table.has_frames(feature)
-    lengths: Ints | None = table.lengths(feature) if has_frames else None
     times = table.selection.blocks.frame_times(feature) if has_frames else None
-    paths = np.full(len(table), -1)
-    caches = [open_cache(path) for path in table.paths]
-    for number, cache in reversed([*enumerate(caches)]):
-        if feature in cache.features:
-            rows = cache.find(table)
-            known = rows >= 0
-            if lengths is not None:
-                known[known] = cache.lengths(feature, rows=rows[known]) == lengths[known]
-            paths[known] = number
-    if (unknown := np.flatnonzero(paths < 0)).size:
-        raise ConfigError(
-            f"{table.id(int(unknown[0]))!r} is no utterance of {', '.join(map(str, table.paths))}: "
-            "lhotse cuts segments itself, cuts.cut_into_windows(...)"
-        )
+    caches, numbers = caches_of_rows(table, feature)
     places = {
         number: _native(caches[number], feature)
         if native
         else partial(_in_cache, str(table.paths[number]), feature)
-        for number in {*paths.tolist()}
+        for number in {*numbers}
     }
     return _Stored(
         feature,
         table.dims(feature),
         None if times is None else times.frame_s,
-        [1] * len(table) if lengths is None else lengths.tolist(),
-        [places[number] for number in paths.tolist()],
+        table.lengths(feature).tolist() if has_frames else [1] * len(table),
+        [places[number] for number in numbers],
     )
 
 

@@ -36,6 +36,7 @@ from featcache.format.feature_sets import set_of
 from featcache.format.files import from_storage
 from featcache.format.manifest import NAME, BuildState, Manifest, read_manifest
 from featcache.format.part import sealed_in
+from featcache.interop.in_caches import opened
 from featcache.reading.unpublished import Unpublished
 from featcache.store import Cache, open_features
 from featcache.store import open as open_cache
@@ -49,7 +50,7 @@ STORAGE = "featcache"  # lhotse's name of caches
 FEATURE = "feats"  # name of a feature that nobody named, as for `featcache.adopt`
 JOB, BEGAN = "job", "job_began_ns"  # annotations of what several jobs write
 _JOB = re.compile(r"feats-(\d+)")  # lhotse's names of the storages of several jobs
-_OPEN = 64  # caches that a process keeps open for lhotse
+_MOST = 64  # caches beside which a process looks
 _PATIENCE_S, _PAUSE_S = 60.0, 0.05  # for a job that begins the cache, or publishes it
 _looking = threading.Lock()  # at what lies beside a generation
 _writing: WeakValueDictionary[str, FeatcacheWriter] = WeakValueDictionary()  # by path
@@ -311,7 +312,7 @@ class FeatcacheReader(FeaturesReader):  # type: ignore[misc]
 def _read(path: str, feature: str, id: str, frames: slice = slice(None)) -> NDArray[Any]:
     """Read from the generation, or else what lies beside it; raises as `cache.read` does."""
     try:
-        cache = _opened(path)
+        cache = opened(path)
         if frames.start in (0, None) and frames.stop is None:
             return cache.read(id, feature)
         with suppress(WindowError):  # mostly the frames are there: one look for the id less
@@ -326,20 +327,6 @@ def _read(path: str, feature: str, id: str, frames: slice = slice(None)) -> NDAr
         return found[frames]
 
 
-def _opened(path: str) -> Cache:
-    # each publish makes a new manifest
-    try:
-        stamp = os.stat(os.path.join(path, NAME))  # noqa: PTH116, PTH118  # 50,000 a second
-    except (FileNotFoundError, NotADirectoryError):
-        return open_cache(path)  # which says what is wrong
-    return _open_as_of(path, stamp.st_mtime_ns, stamp.st_ino)
-
-
-@lru_cache(maxsize=_OPEN)
-def _open_as_of(path: str, mtime_ns: int, inode: int) -> Cache:
-    return open_cache(path)
-
-
 def _unpublished(path: str, feature: str, id: str) -> NDArray[Any] | None:
     """Return an array that is stored and that no generation holds yet; None if there is none."""
     place = set_of(Path(path).absolute(), feature)
@@ -350,7 +337,7 @@ def _unpublished(path: str, feature: str, id: str) -> NDArray[Any] | None:
     return None
 
 
-@lru_cache(maxsize=_OPEN)
+@lru_cache(maxsize=_MOST)
 def _beside(place: Path, made_from: str) -> Unpublished:
     return Unpublished(place, read_manifest(place).declared)
 
