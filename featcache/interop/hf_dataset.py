@@ -6,10 +6,12 @@ asked for. Data sets of audio become cuts in `featcache.interop.huggingface`.
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,6 +36,7 @@ except ImportError as error:
         f"HuggingFace data sets need 'datasets'; {error}; try: pip install 'featcache[huggingface]'"
     ) from error
 
+_log = logging.getLogger("featcache")
 LENGTH = "length"  # by which HuggingFace's Trainer groups
 _ROWS = 256  # of a data set that are taken at once
 
@@ -78,11 +81,18 @@ class CachedArray:
         return storage
 
     def embed_storage(self, storage: object, *others: object, **options: object) -> object:
-        """Refuse to upload names of local files, as `push_to_hub` would."""
-        raise ConfigError(
-            f"column {self.feature!r} names arrays of a cache on this machine: copy the cache, and "
-            "push the data set without its features, dataset.remove_columns(...)"
-        )
+        """Return the names, and log that they are what is saved or uploaded."""
+        _tell_what_is_saved(self.feature)
+        return storage
+
+
+@cache
+def _tell_what_is_saved(feature: str) -> None:
+    _log.warning(
+        "column %r of the data set: saved are the paths of caches and ids, not the arrays; keep "
+        "the caches at these paths, and import featcache.interop.hf_dataset before you load it",
+        feature,
+    )
 
 
 with warnings.catch_warnings():

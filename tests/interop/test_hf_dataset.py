@@ -79,13 +79,14 @@ def test_formats_views_and_changes_read_the_arrays_of_their_rows(
 
 
 def test_workers_pickles_and_saved_data_sets_name_the_arrays(
-    cache: featcache.Cache, tmp_path: Path
+    cache: featcache.Cache, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = to_hf_dataset(cache, ["fbank", "units"])
     assert_rows(pickle.loads(pickle.dumps(dataset)), cache.select(list(cache)))  # noqa: S301
     dataset.save_to_disk(tmp_path / "saved")
     size = sum(file.stat().st_size for file in (tmp_path / "saved").rglob("*"))
     assert size < 20_000  # no array is in it
+    assert "'fbank' of the data set: saved are the paths" in caplog.text
     loaded = datasets.load_from_disk(tmp_path / "saved")
     loader = torch.utils.data.DataLoader(
         loaded.with_format("torch"), num_workers=1, batch_size=None, multiprocessing_context="fork"
