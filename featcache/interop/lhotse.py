@@ -286,10 +286,11 @@ def _index(cut: lhotse.MonoCut) -> str | tuple[str, slice]:
     stored = getattr(cut, "features", None)
     if not isinstance(getattr(cut, "id", None), str):
         raise ConfigError(f"a batch is of cuts, not of {type(cut).__name__}: one set of cuts alone")
+    id: str = cut.id
     if stored is None:
-        return cut.id
-    is_ours = stored.storage_type == STORAGE
-    id: str = stored.storage_key.partition("/")[2] if is_ours else cut.id
+        return id
+    if stored.storage_type == STORAGE:
+        id = stored.storage_key.partition("/")[2]
     frames = partial(
         compute_num_frames, frame_shift=stored.frame_shift, sampling_rate=stored.sampling_rate
     )

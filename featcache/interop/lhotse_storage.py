@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -39,7 +39,6 @@ from featcache.format.part import sealed_in
 from featcache.interop.in_caches import opened
 from featcache.reading.unpublished import Unpublished
 from featcache.store import Cache, open_features
-from featcache.store import open as open_cache
 from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.part_writer import PartWriter
 from featcache.writing.recover import check_none_lives
@@ -186,18 +185,29 @@ class FeatcacheWriter(FeaturesWriter):  # type: ignore[misc]
                 close_after(error, partial(self._publish, part.path, error is None))
 
     def _publish(self, place: Path, complete: bool) -> None:
-        """Publish what a job wrote; the last one of a run leaves out what an earlier run wrote."""
-        try:
-            check_none_lives(place)
-        except CacheLockedError:  # another job still writes, and does it
-            publish_sealed(place, patience_s=_PATIENCE_S)
-            return
-        publish_sealed(place, complete=complete, patience_s=_PATIENCE_S)
+        """Publish what a job wrote; the last one leaves out what earlier runs wrote."""
+        until = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                check_none_lives(place)
+            except CacheLockedError:  # another job still writes, and does the rest
+                publish_sealed(place, patience_s=_PATIENCE_S)
+                return
+            try:
+                self._end_run(complete)
+                return
+            except CacheLockedError:  # another one publishes
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_PAUSE_S)
+
+    def _end_run(self, complete: bool) -> None:
         assert self._feature is not None
-        with suppress(CacheLockedError):  # one began meanwhile, and does it
-            while old := _superseded(open_features(self._path, [self._feature.name])):
-                with suppress(KeyNotFoundError):  # another one was quicker
-                    open_cache(self._path).delete(old)
+        writer = CacheWriter(self._path, [self._feature], self._fingerprint)
+        try:
+            writer.delete(_superseded(open_features(self._path, [self._feature.name])))
+        finally:
+            writer.close(complete)
 
     def _begin(self, first: NDArray[Any]) -> None:
         """Open the cache, declared as the first array is."""
@@ -249,10 +259,17 @@ def _left(place: Path) -> Iterator[str]:
 
 
 def _superseded(cache: Cache) -> list[str]:
-    """Return the ids that a job of a number wrote before one of that number wrote others."""
-    jobs, began = list(cache.annotation(JOB)), list(cache.annotation(BEGAN))
-    last = {job: most for most, job in sorted(zip(began, jobs, strict=True))}
-    return [id for id, job, at in zip(cache, jobs, began, strict=True) if at < last[job]]
+    """Return the ids that no job wrote, or one before another of its number wrote others."""
+    written = cast(
+        "list[tuple[int | None, int]]",
+        [*zip(cache.annotation(JOB), cache.annotation(BEGAN), strict=True)],
+    )
+    last: dict[int | None, int] = {}
+    for job, began in written:
+        if job is not None:
+            last[job] = max(began, last.get(job, 0))
+    told = zip(cache, written, strict=True)
+    return [id for id, (job, began) in told if job is None or began < last[job]]
 
 
 def _begun(

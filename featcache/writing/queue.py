@@ -311,7 +311,8 @@ class HandOver:
     ) -> None:
         self._pid = os.getpid()
         self.may_commit: Callable[[], bool] = always
-        self._path, self._commit = path, under_way.commit
+        self._path = path
+        self._commit: Callable[[], object] = under_way.commit
         self._features, self._memory = features, memory
         self._waiting: Staging | None = None  # for more
         self._taking = threading.Lock()  # either thread takes what waits

@@ -55,7 +55,7 @@ def test_each_epoch_has_the_batches_of_the_sampler(cache: featcache.Cache, name:
     dataset = FeatureDataset(cache)
     plain = DataLoader(
         dataset,
-        batch_sampler=CutBatches(SAMPLERS[name](cuts)),  # type: ignore[arg-type]
+        batch_sampler=CutBatches(SAMPLERS[name](cuts)),
         collate_fn=FeatureDataset.collate,
     )
     orders = []

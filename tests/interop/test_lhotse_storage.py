@@ -46,7 +46,8 @@ class Squares(FeatureExtractor):  # type: ignore[misc]
 
     def extract(self, samples: Any, sampling_rate: int) -> Array:
         squares = np.square(np.asarray(samples, np.float32).reshape(-1, 4, 40)).mean(axis=2)
-        return squares * np.float32(self.config.scale)
+        scaled: Array = squares * np.float32(self.config.scale)
+        return scaled
 
     def feature_dim(self, sampling_rate: int) -> int:
         return 4
@@ -90,7 +91,9 @@ def test_one_job_writes_a_cache_and_writes_it_anew(tmp_path: Path, cuts: Any) ->
 
 def test_several_jobs_write_one_cache(tmp_path: Path, cuts: Any) -> None:
     path = tmp_path / "cache"
-    for scale in (1.0, 2.0):  # what the first run wrote is gone then
+    with FeatcacheWriter(path) as writer:  # what earlier runs wrote is gone then
+        writer.write("old", np.zeros((3, 4), np.float32))
+    for scale in (1.0, 2.0):
         with ThreadPoolExecutor(3) as executor:
             stored = cuts.compute_and_store_features(
                 Squares(SquaresConfig(scale)),
@@ -147,7 +150,7 @@ def test_batches_write_a_cache_with_the_ids_of_the_cuts(tmp_path: Path, cuts: An
 
 def in_a_process_that_dies_at_the_third_cut(run: Callable[[], object]) -> None:
     """Run in a fork that ends as by a kill, as soon as the manifest names three cuts."""
-    writes = []
+    writes = list[Any]()
 
     def write(self: Any, *args: Any, **options: Any) -> None:
         original(self, *args, **options)
