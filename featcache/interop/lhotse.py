@@ -86,7 +86,7 @@ def to_cuts(
     Arguments and errors are those of `to_features`. The cuts are objects in memory, as lhotse has
     them; `cuts.to_file("cuts.jsonl.gz")` saves them, with the path of the cache.
 
-    >>> import tempfile, featcache
+    >>> import tempfile, featcache, numpy as np
     >>> path = tempfile.mkdtemp()
     >>> with featcache.CacheWriter(path, [featcache.FeatureStorageConfig("f", frame_s=0.01)]) as w:
     ...     w.write("utt-1", {"f": np.zeros((100, 80))}, annotations={"text": "one two"})
@@ -252,7 +252,7 @@ class CutBatches:
     Args:
         sampler: one of single cuts, e.g. `lhotse.dataset.DynamicBucketingSampler`.
 
-    >>> import tempfile, featcache
+    >>> import tempfile, featcache, numpy as np
     >>> from lhotse.dataset import SimpleCutSampler
     >>> path = tempfile.mkdtemp()
     >>> with featcache.CacheWriter(path, [featcache.FeatureStorageConfig("f", frame_s=0.01)]) as w:

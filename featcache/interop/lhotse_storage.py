@@ -297,7 +297,7 @@ class FeatcacheReader(FeaturesReader):  # type: ignore[misc]
     written anew is opened anew. What a `FeatcacheWriter` writes is read before it is published.
     Frames beyond the end are cut off, as by lhotse's own readers.
 
-    >>> import tempfile, featcache
+    >>> import tempfile, featcache, numpy as np
     >>> path = tempfile.mkdtemp()
     >>> with featcache.CacheWriter(path, [featcache.FeatureStorageConfig("f")]) as writer:
     ...     writer.write("utt-1", {"f": np.zeros((5, 3))})
