@@ -1,79 +1,35 @@
-"""lhotse: caches as cuts and feature manifests, and the reader that their `load` finds.
+"""lhotse: caches as cuts and feature manifests, and the storage that lhotse finds by its name.
 
-lhotse's registry of readers is of each process: whoever loads such cuts imports this module, also
+lhotse's registry of storages is of each process: whoever loads such cuts imports this module, also
 workers that are spawned. Cuts whose features lhotse stored are adopted: `featcache.adoption`.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import lhotse
-import numpy as np
-from lhotse.features.io import FeaturesReader, register_reader
 from lhotse.utils import compute_num_frames
-from numpy.typing import NDArray
 
-from featcache.errors import ConfigError, FeatureError, WindowError
-from featcache.interface import Ints
+from featcache.errors import ConfigError, FeatureError
+from featcache.format.manifest import ADOPTED
+from featcache.interop.in_caches import caches_of_rows
+from featcache.interop.lhotse_storage import STORAGE
+from featcache.interop.lhotse_storage import FeatcacheReader as FeatcacheReader
+from featcache.interop.lhotse_storage import FeatcacheWriter as FeatcacheWriter
 from featcache.store import Cache
-from featcache.store import open as open_cache
 from featcache.tables.table import FeatureTable
 
-STORAGE = "featcache"  # lhotse's name of caches
+# by backend and codec, lhotse's name of what they write
+_NATIVE = {
+    ("hdf5", "raw"): "numpy_hdf5",
+    ("hdf5", "gzip"): "numpy_hdf5",
+    ("hdf5", "lilcom"): "lilcom_hdf5",
+    ("lilcom", "lilcom"): "lilcom_chunky",
+}
 _SPOKEN = ("text", "speaker", "language", "gender")  # fields of a supervision
-_OPEN = 64  # caches that a process keeps open for lhotse
-
-
-@register_reader
-class FeatcacheReader(FeaturesReader):  # type: ignore[misc]
-    """Reader of caches in lhotse's registry: path a cache, key `<feature>/<id>`.
-
-    lhotse makes a reader for each array; the caches stay open in the process, and one that was
-    written anew is opened anew. Frames beyond the end are cut off, as by lhotse's own readers.
-
-    >>> import tempfile, featcache
-    >>> path = tempfile.mkdtemp()
-    >>> with featcache.CacheWriter(path, [featcache.FeatureStorageConfig("f")]) as writer:
-    ...     writer.write("utt-1", {"f": np.zeros((5, 3))})
-    >>> FeatcacheReader(path).read("f/utt-1", left_offset_frames=3).shape
-    (2, 3)
-    """
-
-    name: ClassVar[str] = STORAGE
-
-    def __init__(self, storage_path: str | os.PathLike[str]) -> None:
-        super().__init__()
-        self._path = os.fspath(storage_path)
-
-    def read(
-        self, key: str, left_offset_frames: int = 0, right_offset_frames: int | None = None
-    ) -> NDArray[Any]:
-        """Return a copy of an array, or of some of its frames; raises as `cache.read` does."""
-        feature, _, id = key.partition("/")
-        cache = _opened(self._path)
-        if left_offset_frames == 0 and right_offset_frames is None:
-            return cache.read(id, feature)
-        with suppress(WindowError):  # mostly the frames are there: one look for the id less
-            return cache.read(id, feature, left_offset_frames, right_offset_frames)
-        frames = int(cache.lengths(feature, rows=cache.rows([id]))[0])
-        start, stop, _ = slice(left_offset_frames, right_offset_frames).indices(frames)
-        return cache.read(id, feature, start, max(start, stop))
-
-
-def _opened(path: str) -> Cache:
-    # each publish makes a new manifest
-    stamp = os.stat(os.path.join(path, "featcache.json"))  # noqa: PTH116, PTH118  # 50,000 a second
-    return _open_as_of(path, stamp.st_mtime_ns, stamp.st_ino)
-
-
-@lru_cache(maxsize=_OPEN)
-def _open_as_of(path: str, mtime_ns: int, inode: int) -> Cache:
-    return open_cache(path)
 
 
 class _Stored(NamedTuple):
@@ -83,11 +39,19 @@ class _Stored(NamedTuple):
     dims: tuple[int, ...]
     frame_s: float | None  # None: no time axis, or its times are unknown
     lengths: Sequence[int]
-    paths: Sequence[str]  # of the cache of each row
+    places: Sequence[Callable[[str], _Place]]  # of each row, by the id
+
+
+class _Place(NamedTuple):
+    """Where lhotse finds an array."""
+
+    storage_type: str
+    storage_path: str
+    storage_key: str
 
 
 def to_features(
-    table: FeatureTable, *, sample_rate_hz: int, feature: str | None = None
+    table: FeatureTable, *, sample_rate_hz: int, feature: str | None = None, native: bool = False
 ) -> lhotse.FeatureSet:
     """Return lhotse's manifest of a feature: what lies in caches is read there by lhotse.
 
@@ -95,20 +59,23 @@ def to_features(
         table: a cache, or a view, joined or concatenated ones; no segments.
         sample_rate_hz: the rate of the recordings, which lhotse counts frames by.
         feature: its name, None: the only one. It has frames of one dimension, and `frame_s`.
+        native: names the files of the backends `hdf5` (as `numpy_hdf5` or `lilcom_hdf5`) and
+            `lilcom` (as `lilcom_chunky`), which lhotse reads without featcache, a few times slower.
+            Such a manifest holds until the cache is written or edited again.
 
     The recording of each utterance has the id of the utterance, starts with its features, and is
     as long as the annotation "duration" says, if this makes as many frames by lhotse's rules, else
     as its frames.
 
-    Raises `ConfigError` for a feature that is no such, and a table whose rows are no utterances of
-    its caches.
+    Raises `ConfigError` for a feature that is no such, for a `native` one of another backend, and
+    for a table whose rows are no utterances of its caches.
     """
-    stored = _main(table, feature)
+    stored = _main(table, feature, native)
     return lhotse.FeatureSet.from_features(_manifests(table, stored, sample_rate_hz))
 
 
 def to_cuts(
-    table: FeatureTable, *, sample_rate_hz: int, feature: str | None = None
+    table: FeatureTable, *, sample_rate_hz: int, feature: str | None = None, native: bool = False
 ) -> lhotse.CutSet:
     """Return a cut for each utterance: its features, and a supervision of its annotations.
 
@@ -119,7 +86,7 @@ def to_cuts(
     Arguments and errors are those of `to_features`. The cuts are objects in memory, as lhotse has
     them; `cuts.to_file("cuts.jsonl.gz")` saves them, with the path of the cache.
 
-    >>> import tempfile, featcache
+    >>> import tempfile, featcache, numpy as np
     >>> path = tempfile.mkdtemp()
     >>> with featcache.CacheWriter(path, [featcache.FeatureStorageConfig("f", frame_s=0.01)]) as w:
     ...     w.write("utt-1", {"f": np.zeros((100, 80))}, annotations={"text": "one two"})
@@ -127,8 +94,8 @@ def to_cuts(
     >>> cut.load_features().shape, cut.supervisions[0].text, cut.duration
     ((100, 80), 'one two', 1.0)
     """
-    main = _main(table, feature)
-    others = [_stored(table, name) for name in table.features if name != main.name]
+    main = _main(table, feature, native)
+    others = [_stored(table, name, native) for name in table.features if name != main.name]
     columns = {name: list(table.annotation(name)) for name in table.annotations}
     return lhotse.CutSet.from_cuts(
         _cut(row, features, columns, others)
@@ -136,12 +103,12 @@ def to_cuts(
     )
 
 
-def _main(table: FeatureTable, feature: str | None) -> _Stored:
+def _main(table: FeatureTable, feature: str | None, native: bool) -> _Stored:
     if feature is None:
         if len(table.features) != 1:
             raise ConfigError(f"feature= names one of {', '.join(map(repr, table.features))}")
         (feature,) = table.features
-    stored = _stored(table, feature)
+    stored = _stored(table, feature, native)
     if stored.frame_s is None or len(stored.dims) != 1:
         raise ConfigError(
             f"lhotse's features are matrices of frames of a known duration; {feature!r} has frames "
@@ -150,31 +117,61 @@ def _main(table: FeatureTable, feature: str | None) -> _Stored:
     return stored
 
 
-def _stored(table: FeatureTable, feature: str) -> _Stored:
+def _stored(table: FeatureTable, feature: str, native: bool) -> _Stored:
     has_frames = table.has_frames(feature)
-    lengths: Ints | None = table.lengths(feature) if has_frames else None
     times = table.selection.blocks.frame_times(feature) if has_frames else None
-    paths = np.full(len(table), -1)
-    caches = [open_cache(path) for path in table.paths]
-    for number, cache in reversed([*enumerate(caches)]):
-        if feature in cache.features:
-            rows = cache.find(table)
-            known = rows >= 0
-            if lengths is not None:
-                known[known] = cache.lengths(feature, rows=rows[known]) == lengths[known]
-            paths[known] = number
-    if (unknown := np.flatnonzero(paths < 0)).size:
-        raise ConfigError(
-            f"{table.id(int(unknown[0]))!r} is no utterance of {', '.join(map(str, table.paths))}: "
-            "lhotse cuts segments itself, cuts.cut_into_windows(...)"
-        )
+    caches, numbers = caches_of_rows(table, feature)
+    places = {
+        number: _native(caches[number], feature)
+        if native
+        else partial(_in_cache, str(table.paths[number]), feature)
+        for number in {*numbers}
+    }
     return _Stored(
         feature,
         table.dims(feature),
         None if times is None else times.frame_s,
-        [1] * len(table) if lengths is None else lengths.tolist(),
-        [str(table.paths[number]) for number in paths.tolist()],
+        table.lengths(feature).tolist() if has_frames else [1] * len(table),
+        [places[number] for number in numbers],
     )
+
+
+def _in_cache(path: str, feature: str, id: str) -> _Place:
+    return _Place(STORAGE, path, f"{feature}/{id}")
+
+
+def _native(cache: Cache, feature: str) -> Callable[[str], _Place]:
+    """Return where lhotse's own readers find the arrays of a feature."""
+    generation = cache.opened.of_feature(feature)
+    declared = generation.manifest.declared[feature]
+    index = generation.index
+    columns, containers = index.features[feature], index.containers
+    stored = _NATIVE.get((declared.backend, declared.codec))
+    if stored is None or declared.dtype == "bfloat16" or ADOPTED in generation.manifest.fingerprint:
+        raise ConfigError(
+            f"lhotse has no reader of its own for {feature!r} of {str(cache.path)!r} "
+            f"({'adopted, ' * (ADOPTED in generation.manifest.fingerprint)}{declared.dtype}, "
+            f"{declared.backend}, {declared.codec}); native=False, or featcache.convert to the "
+            "backend 'hdf5' or 'lilcom'"
+        )
+
+    def place(id: str) -> _Place:
+        row = index.find(id)
+        begin, end = columns.first[row], columns.first[row + 1]
+        if begin == end:
+            raise FeatureError(f"{feature!r} of {id!r} has no bytes, and lhotse no such arrays")
+        path = str(generation.path / containers.path(int(columns.container[begin])))
+        if declared.backend == "hdf5":
+            return _Place(stored, path, f"{feature}/{_link_name(id)}")
+        sizes = columns.nbytes[begin:end].tolist()
+        return _Place(stored, path, ",".join(map(str, [columns.offset[begin], *sizes])))
+
+    return place
+
+
+def _link_name(id: str) -> str:
+    """Return the name of a dataset, as docs/format.md says it of `hdf5`."""
+    return "%2E" * len(id) if id in (".", "..") else id.replace("%", "%25").replace("/", "%2F")
 
 
 def _manifests(
@@ -207,13 +204,8 @@ def _manifests(
             duration=found[0],
             recording_id=id,
             channels=0,
-            **_where(stored, row, id),
+            **stored.places[row](id)._asdict(),
         )
-
-
-def _where(stored: _Stored, row: int, id: str) -> dict[str, str]:
-    path = stored.paths[row]
-    return {"storage_type": STORAGE, "storage_path": path, "storage_key": f"{stored.name}/{id}"}
 
 
 def _cut(
@@ -241,9 +233,67 @@ def _array(stored: _Stored, row: int, id: str) -> object:
     """Return the manifest of an array in `custom`."""
     has_frames = stored.frame_s is not None
     shape = [stored.lengths[row], *stored.dims] if has_frames else list(stored.dims)
-    array = lhotse.array.Array(shape=shape, **_where(stored, row, id))
+    array = lhotse.array.Array(shape=shape, **stored.places[row](id)._asdict())
     if not has_frames:
         return array
     return lhotse.array.TemporalArray(
         array=array, temporal_dim=0, frame_shift=stored.frame_s, start=0.0
     )
+
+
+class CutBatches:
+    """Batches of a sampler of lhotse's, as a `batch_sampler` over the cache of the cuts' features.
+
+    For a `FeatureLoader`, or a DataLoader over a `FeatureDataset`, of a table with these
+    utterances: those whose features lie in a cache, else those of the cuts' ids. Of cuts that are
+    parts of their features the frames of these parts are read. The sampler shares the cuts among
+    ranks by itself; a loader that resumes within an epoch goes over the batches before.
+
+    Args:
+        sampler: one of single cuts, e.g. `lhotse.dataset.DynamicBucketingSampler`.
+
+    >>> import tempfile, featcache, numpy as np
+    >>> from lhotse.dataset import SimpleCutSampler
+    >>> path = tempfile.mkdtemp()
+    >>> with featcache.CacheWriter(path, [featcache.FeatureStorageConfig("f", frame_s=0.01)]) as w:
+    ...     for id in "abc": w.write(id, {"f": np.zeros((100, 80))})
+    >>> cuts = to_cuts(featcache.open(path), sample_rate_hz=16000)
+    >>> batches = CutBatches(SimpleCutSampler(cuts, max_duration=2.0))
+    >>> loader = featcache.FeatureLoader(path, batch_sampler=batches)
+    >>> [batch["id"] for batch in loader]
+    [['a', 'b'], ['c']]
+    """
+
+    def __init__(self, sampler: lhotse.dataset.sampling.base.CutSampler) -> None:
+        self._cuts = sampler
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the sampler."""
+        return int(self._cuts.epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration."""
+        self._cuts.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[list[str | tuple[str, slice]]]:
+        """Iterate over the batches of an epoch: ids, with frames where a cut is a part."""
+        for cuts in self._cuts:
+            yield [_index(cut) for cut in cuts]
+
+
+def _index(cut: lhotse.MonoCut) -> str | tuple[str, slice]:
+    stored = getattr(cut, "features", None)
+    if not isinstance(getattr(cut, "id", None), str):
+        raise ConfigError(f"a batch is of cuts, not of {type(cut).__name__}: one set of cuts alone")
+    id: str = cut.id
+    if stored is None:
+        return id
+    if stored.storage_type == STORAGE:
+        id = stored.storage_key.partition("/")[2]
+    frames = partial(
+        compute_num_frames, frame_shift=stored.frame_shift, sampling_rate=stored.sampling_rate
+    )
+    begin = frames(cut.start - stored.start) if cut.start - stored.start > stored.frame_shift else 0
+    end = begin + frames(cut.duration)
+    return id if (begin, end) == (0, stored.num_frames) else (id, slice(begin, end))

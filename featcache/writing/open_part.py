@@ -334,7 +334,8 @@ class OpenPart:
         with_stats = [key for key, feature in features.items() if feature.stats]
         self.stats = {key: FeatureStats.empty(header.dims[key]) for key in with_stats}
         self._rows = PartRows([*features])
-        self._appended = self._committed = 0  # of those that the journal names
+        # of those that the journal names; what was synced would survive a power cut, too
+        self._appended = self._committed = self._synced = 0
         self._containers: list[tuple[str, list[str], ContainerWriter]] = []
         self._checking: list[tuple[list[str], ChecksArrays]] = []  # those of them that check
         self.hashed: set[str] = set()
@@ -442,14 +443,21 @@ class OpenPart:
             for name, each in arrays.items()
         }
 
-    def commit(self) -> int:
-        """Make all that was appended durable; returns how many utterances are."""
-        if self._committed < self._appended:
+    def commit(self, *, durably: bool = True) -> int:
+        """Make all that was appended durable; returns how many utterances are.
+
+        Not `durably`, it survives the end of the process, and not that of the machine.
+        """
+        if not durably and self._committed < self._appended:
+            self._write_out()
+            self._journal.commit(self.stats, durably=False)
+        elif durably and self._synced < self._appended:
             self._flush()
-            if not self._committed:  # the names of the journal, and of directories of groups
+            if not self._synced:  # the names of the journal, and of directories of groups
                 sync_directory(self.directory)
             self._journal.commit(self.stats)
-            self._committed = self._appended
+            self._synced = self._appended
+        self._committed = self._appended
         return self._committed
 
     def _flush(self) -> None:
@@ -458,10 +466,13 @@ class OpenPart:
 
     def show(self) -> None:
         """Show other processes what was appended, which is not durable yet."""
+        self._write_out()
+        self._journal.show()
+
+    def _write_out(self) -> None:
         for _, _, container in self._containers:
             if isinstance(container, WritesOut):
                 container.write_out()
-        self._journal.show()
 
     def seal(self, annotations: Annotations | None = None) -> SealedPart | None:
         """Finish the files and name them in `part.json`; None if nothing was written.

@@ -217,11 +217,15 @@ class PartWriter:
             self.check_open()
             self._space.expect(utterances)
 
-    def commit(self) -> int:
-        """Make all that was written durable; returns how many utterances of this writer are."""
+    def commit(self, *, durably: bool = True) -> int:
+        """Make all that was written durable; returns how many utterances of this writer are.
+
+        Not `durably`, it survives the end of the process alone, and within two seconds that of the
+        machine, too.
+        """
         with self.lock:
             self.check_open()
-            self._thread.put(self._under_way.commit)
+            self._thread.put(partial(self._under_way.commit, durably=durably))
             self._thread.drain()
             return self._under_way.committed
 

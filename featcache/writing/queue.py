@@ -92,10 +92,10 @@ class PartsUnderWay:
             return read_manifest(self._cache)
         return self._held.manifest
 
-    def commit(self) -> None:
-        """Make what was stored durable."""
+    def commit(self, *, durably: bool = True) -> None:
+        """Make what was stored durable, as `OpenPart.commit` does."""
         if self.unsealed:
-            self.committed = self._sealed_rows + self.unsealed[0].commit()
+            self.committed = self._sealed_rows + self.unsealed[0].commit(durably=durably)
 
     def show(self) -> None:
         """Show other processes what was stored, before it is durable."""
@@ -311,7 +311,8 @@ class HandOver:
     ) -> None:
         self._pid = os.getpid()
         self.may_commit: Callable[[], bool] = always
-        self._path, self._commit = path, under_way.commit
+        self._path = path
+        self._commit: Callable[[], object] = under_way.commit
         self._features, self._memory = features, memory
         self._waiting: Staging | None = None  # for more
         self._taking = threading.Lock()  # either thread takes what waits

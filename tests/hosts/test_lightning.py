@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import lightning
 import pytest
 import torch
 from host_helpers import IDS, assert_each_once, make_host_cache, note, run_two, seen_in
+from places import ROOT
 from torch.utils.data import DataLoader
 
 import featcache
@@ -114,6 +117,28 @@ def test_a_checkpoint_of_the_end_of_an_epoch_goes_on_with_the_next(
     (tmp_path / "seen-0.jsonl").unlink()
     trainer(tmp_path).fit(Model(tmp_path), bucket(cache), ckpt_path=first)
     assert seen_in(tmp_path) == {epoch: whole[epoch] for epoch in (2, 3)}
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Callable[[], Any]:
+    """Makes the data module of the guide."""
+    text = (ROOT / "docs" / "guides" / "lightning.md").read_text()
+    names: dict[str, Any] = {}
+    exec(text.partition("```python\n")[2].partition("```")[0], names)
+    for split in ("train", "valid"):
+        make_host_cache(tmp_path / split)
+    return partial(names["Features"], tmp_path, max_frames=90)
+
+
+def test_the_data_module_of_the_guide_goes_on_within_an_epoch(
+    module: Callable[[], Any], tmp_path: Path
+) -> None:
+    with pytest.raises(StoppedError):
+        trainer(tmp_path).fit(Model(tmp_path, (1, 3)), datamodule=module())
+    again = module()
+    trainer(tmp_path).fit(Model(tmp_path), datamodule=again, ckpt_path=tmp_path / "stopped.ckpt")
+    assert_each_once(seen_in(tmp_path), epochs=4)
+    assert sorted(id for batch in again.val_dataloader() for id in batch["id"]) == IDS
 
 
 SCRIPT = """

@@ -119,6 +119,41 @@ def test_views_joined_and_concatenated_caches_are_read_where_they_lie(tmp_path: 
         np.testing.assert_array_equal(cut.load_features(), table.read(cut.id, "fbank"))
 
 
+@pytest.mark.parametrize(
+    ("backend", "codec", "storage"),
+    [
+        ("hdf5", "raw", "numpy_hdf5"),
+        ("hdf5", "gzip", "numpy_hdf5"),
+        ("hdf5", "lilcom", "lilcom_hdf5"),
+        ("lilcom", "lilcom", "lilcom_chunky"),
+    ],
+)
+def test_native_manifests_are_read_by_lhotse_alone(
+    tmp_path: Path, backend: str, codec: str, storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, ids = np.random.default_rng(0), ["a/1", "50%", "."]
+    declared = [featcache.FeatureStorageConfig("f", frame_s=0.01, backend=backend, codec=codec)]
+    for number, id in enumerate(ids):  # in several parts
+        with featcache.CacheWriter(tmp_path / "cache", declared) as writer:
+            writer.write(id, {"f": rng.normal(size=(500 * number + 20, 4))})
+    cache = featcache.open(tmp_path / "cache")
+    cuts = ours.to_cuts(cache, sample_rate_hz=HZ, native=True)
+    cuts.to_file(tmp_path / "cuts.jsonl")
+    monkeypatch.delitem(lhotse.features.io.READER_BACKENDS, "featcache")
+    for cut in lhotse.CutSet.from_file(tmp_path / "cuts.jsonl"):
+        assert cut.features.storage_type == storage
+        np.testing.assert_array_equal(cut.load_features(), cache.read(cut.id, "f"))
+        found = cut.truncate(offset=0.02, duration=0.1).load_features()
+        np.testing.assert_array_equal(found, cache.read(cut.id, "f", 2, 12))
+
+
+def test_native_manifests_of_other_backends_are_refused(cache: featcache.Cache) -> None:
+    with pytest.raises(
+        ConfigError, match=r"no reader of its own for 'fbank'.*float16, memmap, raw"
+    ):
+        ours.to_features(cache, sample_rate_hz=HZ, feature="fbank", native=True)
+
+
 def test_segments_are_refused(cache: featcache.Cache) -> None:
     table = cache.segments(featcache.Windows(0.2, hop_s=0.2))
     with pytest.raises(ConfigError, match="is no utterance of"):

@@ -1,0 +1,231 @@
+"""HuggingFace data sets of caches, whose rows name arrays; and caches of data sets with arrays."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import featcache
+from featcache import FeatureStorageConfig
+from featcache.errors import ConfigError, FeatureError
+
+datasets: Any = pytest.importorskip("datasets")
+from featcache.interop.hf_dataset import CachedArray, from_hf_dataset, to_hf_dataset  # noqa: E402
+
+COUNT = 16
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> featcache.Cache:
+    rng = np.random.default_rng(0)
+    declared = [
+        FeatureStorageConfig("fbank", frame_s=0.01),
+        FeatureStorageConfig("units", dtype="int64", frame_s=0.005),
+        FeatureStorageConfig("xvector", time_axis=None),
+    ]
+    with featcache.CacheWriter(tmp_path / "cache", declared) as writer:
+        for number in range(COUNT):
+            frames = 3 + number * 7 % 11
+            arrays = {
+                "fbank": rng.normal(size=(frames, 4)),
+                "units": rng.integers(0, 9, frames * 2),
+                "xvector": rng.normal(size=6),
+            }
+            told = {"text": f"say {number}", "label": number % 3}
+            writer.write(f"u{number:02}", arrays, annotations=told)
+    return featcache.open(tmp_path / "cache")
+
+
+def assert_rows(dataset: Any, cache: featcache.Cache) -> None:
+    for row in dataset:
+        for name in {*cache.features}.intersection(row):
+            np.testing.assert_array_equal(row[name], cache.read(row["id"], name))
+
+
+def test_rows_have_ids_annotations_lengths_and_features(cache: featcache.Cache) -> None:
+    dataset = to_hf_dataset(cache)
+    assert dataset.column_names == ["id", "label", "text", "length", *cache.features]
+    assert list(dataset["id"]) == list(cache)
+    assert list(dataset["length"]) == cache.lengths("fbank").tolist()
+    assert list(dataset["text"]) == list(cache.annotation("text"))
+    assert_rows(dataset, cache)
+    assert list(to_hf_dataset(cache, "units")["length"]) == cache.lengths("units").tolist()
+    assert "length" not in to_hf_dataset(cache, ["xvector"]).column_names
+
+
+def test_formats_views_and_changes_read_the_arrays_of_their_rows(
+    cache: featcache.Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = to_hf_dataset(cache.filter(lambda row: row["label"] == 1))
+    assert list(dataset["label"]) == [1] * len(dataset)
+    assert_rows(dataset.shuffle(seed=1).select(range(3)), cache)
+    rows = dataset.with_format("torch")[:2]
+    torch.testing.assert_close(rows["xvector"][1], torch.from_numpy(cache.read("u04", "xvector")))
+    assert dataset.with_format("numpy")[0]["fbank"].shape == cache.read("u01", "fbank").shape
+    longer = dataset.map(lambda length: {"twice": 2 * length}, input_columns="length")
+    assert longer.features["fbank"] == CachedArray("fbank")
+    assert_rows(longer, cache)
+    means = dataset.map(lambda row: {"mean": row["fbank"].mean()}, remove_columns="fbank")
+    assert means[0]["mean"] == pytest.approx(cache.read("u01", "fbank").mean())
+    read = []
+    monkeypatch.setattr(featcache.Cache, "read", lambda *given: read.append(given))
+    dataset.filter(lambda length: length > 5, input_columns="length")
+    assert not read
+
+
+def test_workers_pickles_and_saved_data_sets_name_the_arrays(
+    cache: featcache.Cache, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = to_hf_dataset(cache, ["fbank", "units"])
+    assert_rows(pickle.loads(pickle.dumps(dataset)), cache)  # noqa: S301
+    dataset.save_to_disk(tmp_path / "saved")
+    size = sum(file.stat().st_size for file in (tmp_path / "saved").rglob("*"))
+    assert size < 20_000  # no array is in it
+    assert "'fbank' of the data set: saved are the paths" in caplog.text
+    loaded = datasets.load_from_disk(tmp_path / "saved")
+    loader = torch.utils.data.DataLoader(
+        loaded.with_format("torch"), num_workers=1, batch_size=None, multiprocessing_context="fork"
+    )
+    seen = [row["id"] for row in loader if len(row["fbank"]) == row["length"]]
+    assert seen == list(cache)
+
+
+def test_joined_and_concatenated_tables_name_the_cache_of_each_row(tmp_path: Path) -> None:
+    tables = []
+    for number in range(2):
+        with featcache.CacheWriter(tmp_path / str(number), [FeatureStorageConfig("f")]) as writer:
+            writer.write(f"u{number}", {"f": np.full((2, 3), number)})
+        tables.append(featcache.open(tmp_path / str(number)))
+    dataset = to_hf_dataset(featcache.concat(*tables))
+    assert [row["f"].max() for row in dataset] == [0, 1]
+    again = datasets.concatenate_datasets([dataset, dataset])
+    assert [row["f"].max() for row in again] == [0, 1, 0, 1]
+
+
+def test_what_a_data_set_of_names_cannot_do_is_refused(cache: featcache.Cache) -> None:
+    with pytest.raises(ConfigError, match="names arrays of a cache, and holds none"):
+        datasets.Dataset.from_dict(
+            {"fbank": [[1.0]]}, datasets.Features({"fbank": CachedArray("fbank")})
+        )
+    with pytest.raises(ConfigError, match="no utterance of"):
+        to_hf_dataset(cache.segments(featcache.Windows(0.02, hop_s=0.02)))
+    cache.annotate({"u00": {"length": 3}})
+    with pytest.raises(ConfigError, match="annotation 'length'"):
+        to_hf_dataset(cache)
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+        self.lengths: list[list[int]] = []
+
+    def forward(
+        self, fbank: torch.Tensor, lengths: torch.Tensor, labels: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        self.lengths.append(lengths.tolist())
+        pooled = self.layer(fbank).sum(1) / lengths[:, None]
+        return {"loss": torch.nn.functional.cross_entropy(pooled, labels), "logits": pooled}
+
+
+def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    fbank = [torch.as_tensor(row["fbank"]) for row in rows]
+    return {
+        "fbank": torch.nn.utils.rnn.pad_sequence(fbank, batch_first=True),
+        "lengths": torch.tensor([row["length"] for row in rows]),
+        "labels": torch.tensor([row["label"] for row in rows]),
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_trainer_groups_by_length(cache: featcache.Cache, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    arguments = transformers.TrainingArguments(
+        str(tmp_path / "out"),
+        num_train_epochs=1,
+        per_device_train_batch_size=4,
+        train_sampling_strategy="group_by_length",
+        remove_unused_columns=False,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    model, dataset = Model(), to_hf_dataset(cache, "fbank")
+    transformers.Trainer(
+        model,
+        arguments,
+        train_dataset=datasets.concatenate_datasets([dataset] * 4),
+        data_collator=collate,
+    ).train()
+    seen = [length for lengths in model.lengths for length in lengths]
+    assert sorted(seen) == sorted([*cache.lengths("fbank")] * 4)
+    spread = np.mean([max(lengths) - min(lengths) for lengths in model.lengths])
+    assert spread < 4  # of 3 to 13 frames: of four at random it is 6
+
+
+def test_a_data_set_with_arrays_becomes_a_cache_and_back(
+    cache: featcache.Cache, tmp_path: Path
+) -> None:
+    types = datasets.Features(
+        {
+            "key": datasets.Value("string"),
+            "fbank": datasets.List(datasets.List(datasets.Value("float32"))),
+            "fixed": datasets.Array2D((2, 3), "float64"),
+            "units": datasets.List(datasets.Value("int16")),
+            "label": datasets.Value("int64"),
+        }
+    )
+    rows = {
+        "key": list(cache),
+        "fbank": [cache.read(id, "fbank").tolist() for id in cache],
+        "fixed": [np.full((2, 3), number, float) for number in range(COUNT)],
+        "units": [cache.read(id, "units").tolist() for id in cache],
+        "label": list(cache.annotation("label")),
+    }
+    dataset = datasets.Dataset.from_dict(rows, features=types)
+    declared = [
+        FeatureStorageConfig("fbank"),
+        FeatureStorageConfig("fixed", dtype="float64"),
+        FeatureStorageConfig("units", dtype="int16"),
+    ]
+    assert (
+        len(from_hf_dataset(dataset.select(range(3)), tmp_path / "made", declared, id="key")) == 3
+    )
+    made = from_hf_dataset(dataset, tmp_path / "made", declared, id="key")  # the others
+    assert list(made) == list(cache)
+    assert list(made.annotation("label")) == list(cache.annotation("label"))
+    for number, id in enumerate(cache):
+        np.testing.assert_array_equal(made.read(id, "fbank"), cache.read(id, "fbank"))
+        np.testing.assert_array_equal(made.read(id, "units"), cache.read(id, "units"))
+        assert made.read(id, "fixed").tolist() == [[number] * 3] * 2
+    assert_rows(to_hf_dataset(made), made)
+
+
+@pytest.mark.parametrize(
+    ("column", "error", "says"),
+    [
+        ([[[1.0], [1.0, 2.0]]], FeatureError, "'f' of '0' has frames of the sizes"),
+        ([[[1.0, None]]], FeatureError, "'f' of '0' has nulls"),
+        (["text"], ConfigError, "column 'f' is of string, not of arrays"),
+    ],
+)
+def test_columns_that_are_no_arrays_are_refused(
+    column: Any, error: type[Exception], says: str, tmp_path: Path
+) -> None:
+    dataset = datasets.Dataset.from_dict({"f": column})
+    with pytest.raises(error, match=says):
+        from_hf_dataset(dataset, tmp_path, [FeatureStorageConfig("f")])
+
+
+def test_splits_and_columns_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    dataset = datasets.Dataset.from_dict({"fbank": [[[1.0]]]})
+    with pytest.raises(ConfigError, match=r"one split is stored.*DatasetDict"):
+        from_hf_dataset(datasets.DatasetDict(train=dataset), tmp_path, [FeatureStorageConfig("f")])
+    with pytest.raises(ConfigError, match=r"no column 'fbnk'.*'fbank'"):
+        from_hf_dataset(dataset, tmp_path, [FeatureStorageConfig("fbnk")])

@@ -1,0 +1,108 @@
+"""lhotse's samplers make the batches of a `FeatureLoader`, and of a DataLoader."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import featcache
+from featcache import FeatureDataset, FeatureLoader
+
+lhotse: Any = pytest.importorskip("lhotse")
+from lhotse.dataset import (  # noqa: E402
+    BucketingSampler,
+    CutPairsSampler,
+    DynamicBucketingSampler,
+    SimpleCutSampler,
+)
+
+from featcache.interop.lhotse import CutBatches, FeatcacheWriter, to_cuts  # noqa: E402
+
+HZ = 16_000
+SAMPLERS = {
+    "simple": lambda cuts: SimpleCutSampler(cuts, max_duration=3.0, shuffle=True, seed=1),
+    "buckets": lambda cuts: BucketingSampler(
+        cuts, sampler_type=SimpleCutSampler, max_duration=3.0, num_buckets=3, shuffle=True
+    ),
+    "dynamic": lambda cuts: DynamicBucketingSampler(
+        cuts, max_duration=3.0, num_buckets=3, shuffle=True, seed=1
+    ),
+}
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> featcache.Cache:
+    declared = [featcache.FeatureStorageConfig("f", frame_s=0.01)]
+    with featcache.CacheWriter(tmp_path / "cache", declared) as writer:
+        for number in range(20):
+            frames = np.arange(50 + 7 * number, dtype=np.float32)
+            writer.write(f"u{number:02}", {"f": frames[:, None] + np.full(2, 1000 * number)})
+    return featcache.open(tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_each_epoch_has_the_batches_of_the_sampler(cache: featcache.Cache, name: str) -> None:
+    cuts = to_cuts(cache, sample_rate_hz=HZ)
+    alone, sampler = SAMPLERS[name](cuts), SAMPLERS[name](cuts)
+    loader = FeatureLoader(cache, batch_sampler=CutBatches(sampler))
+    dataset = FeatureDataset(cache)
+    plain = DataLoader(
+        dataset,
+        batch_sampler=CutBatches(SAMPLERS[name](cuts)),
+        collate_fn=FeatureDataset.collate,
+    )
+    orders = []
+    for epoch in range(2):
+        alone.set_epoch(epoch)
+        plain.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
+        expected = [[cut.id for cut in batch] for batch in alone]
+        batches = list(loader)
+        assert [batch["id"] for batch in batches] == expected
+        assert sorted(id for batch in expected for id in batch) == sorted(cache)
+        for batch, other in zip(batches, plain, strict=True):
+            for row, id in enumerate(batch["id"]):
+                found = batch["f"][row, : batch["f_lengths"][row]]
+                np.testing.assert_array_equal(found, cache.read(id, "f"))
+            torch.testing.assert_close(batch["f"], other["f"])
+        orders.append(expected)
+    assert orders[0] != orders[1]
+
+
+def test_a_loader_goes_on_within_an_epoch(cache: featcache.Cache) -> None:
+    def loader() -> FeatureLoader:
+        sampler = SAMPLERS["dynamic"](to_cuts(cache, sample_rate_hz=HZ))
+        return FeatureLoader(cache, batch_sampler=CutBatches(sampler))
+
+    whole, first, second = loader(), loader(), loader()
+    expected = [batch["id"] for _ in range(2) for batch in whole]
+    count = len(list(first))
+    seen = [batch["id"] for batch in islice(first, 2)]
+    second.load_state_dict(first.state_dict())
+    assert seen + [batch["id"] for batch in second] == expected[count:]
+
+
+def test_windows_and_random_keys_read_their_frames(cache: featcache.Cache, tmp_path: Path) -> None:
+    cuts = to_cuts(cache, sample_rate_hz=HZ)
+    with FeatcacheWriter(tmp_path / "stored") as writer:  # its keys are no ids of cuts
+        stored = cuts.copy_feats(writer)
+    windows = stored.cut_into_windows(0.2)
+    loader = FeatureLoader(
+        tmp_path / "stored", batch_sampler=CutBatches(SimpleCutSampler(windows, max_cuts=1))
+    )
+    found = [batch["feats"][0] for batch in loader]
+    for cut, frames in zip(windows, found, strict=True):
+        np.testing.assert_array_equal(frames, cut.load_features())
+
+
+def test_pairs_of_cuts_are_refused(cache: featcache.Cache) -> None:
+    cuts = to_cuts(cache, sample_rate_hz=HZ)
+    batches = CutBatches(CutPairsSampler(cuts, cuts, max_source_duration=3.0))
+    with pytest.raises(featcache.errors.ConfigError, match="one set of cuts alone"):
+        next(iter(FeatureLoader(cache, batch_sampler=batches)))
