@@ -35,7 +35,7 @@ from featcache.errors import (
 from featcache.format.feature_sets import set_of
 from featcache.format.files import from_storage
 from featcache.format.manifest import NAME, BuildState, Manifest, read_manifest
-from featcache.format.part import sealed_in
+from featcache.format.part import list_parts, sealed_in
 from featcache.interop.in_caches import opened
 from featcache.reading.unpublished import Unpublished
 from featcache.store import Cache, open_features
@@ -189,7 +189,7 @@ class FeatcacheWriter(FeaturesWriter):  # type: ignore[misc]
         until = time.monotonic() + _PATIENCE_S
         while True:
             try:
-                check_none_lives(place)
+                check_none_lives(place, list_parts(place))
             except CacheLockedError:  # another job still writes, and does the rest
                 publish_sealed(place, patience_s=_PATIENCE_S)
                 return

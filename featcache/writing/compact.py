@@ -328,7 +328,8 @@ def compact(held: HeldCache, features: Declarations) -> None:
     """
     cache, manifest = held.path, held.manifest
     before = [path for path in map(Path, entries(cache / PARTS)) if _holds_anything(path)]
-    check_none_lives(held)  # parts that are begun from here on hold nothing that was deleted
+    # parts that are begun from here on hold nothing that was deleted
+    check_none_lives(held.path, held.list_parts())
     in_the_way = dict(_tags_that_hold(cache, manifest))
     current = [tag for tag, name in manifest.tags.items() if name == manifest.name]
     groups = [*packed(what_counts(cache, part, list(features)) for part in held.sealed())]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -35,7 +35,7 @@ from featcache.format.files import remedy, remove_unfinished
 from featcache.format.index import ContainerColumns
 from featcache.format.journal import Journal, Placed, Utterance, read_journal
 from featcache.format.manifest import PARTS, Manifest
-from featcache.format.part import SEAL, checksum, read_part, remove_part
+from featcache.format.part import SEAL, SealedPart, checksum, read_part, remove_part
 from featcache.interface import Extent, FinishesFiles
 from featcache.reading.containers import Containers
 from featcache.stats import FeatureStats
@@ -187,10 +187,13 @@ def recover_parts(held: HeldCache, features: Declarations, *, pass_live: bool = 
             _finish_seal(directory)
 
 
-def check_none_lives(held: HeldCache) -> None:
-    """Raise `CacheLockedError` if a part is being written, be anything of it durable or not."""
-    for name, sealed in list(held.list_parts()):
-        directory = held.path / PARTS / name
+def check_none_lives(cache: Path, parts: Iterable[tuple[str, SealedPart | None]]) -> None:
+    """Raise `CacheLockedError` if one of the parts on disk is being written.
+
+    Be anything of it durable or not.
+    """
+    for name, sealed in list(parts):
+        directory = cache / PARTS / name
         with contextlib.suppress(FileNotFoundError):  # its writer has removed it
             if sealed is None and is_locked(directory):
                 raise still_written(directory)

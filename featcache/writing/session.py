@@ -78,7 +78,8 @@ class WriteSession:
             self.held = HeldCache(path)
             try:
                 clear_up(path)
-                check_none_lives(self.held)  # before anything is begun anew: its rows would be lost
+                # before anything is begun anew: its rows would be lost
+                check_none_lives(path, self.held.list_parts())
                 start(self.held, content, overwrite)
                 note_compared(path, self.held.building)
                 _check_containers(self.held)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 from numpy.typing import NDArray
-from scipy.signal import resample_poly  # type: ignore[import-untyped]
+from scipy.signal import resample_poly
 
 SEED = 1
 RECORDINGS = 30  # of each digit by each speaker

@@ -21,7 +21,7 @@ import speechbrain as sb
 import torch
 from hyperpyyaml import load_hyperpyyaml
 from numpy.typing import NDArray
-from scipy.cluster.vq import kmeans2  # type: ignore[import-untyped]
+from scipy.cluster.vq import kmeans2
 from speechbrain.dataio.dataloader import make_dataloader
 from speechbrain.dataio.dataset import DynamicItemDataset
 from speechbrain.utils.distributed import ddp_init_group, run_on_main

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 import ruamel.yaml
-import yaml  # type: ignore[import-untyped]
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
