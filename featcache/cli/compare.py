@@ -21,6 +21,7 @@ from featcache.cli.verb import (
     in_words,
     opened,
     place,
+    tell_pending,
     verb,
 )
 from featcache.errors import CorruptCacheError, FeatcacheError, counted
@@ -67,6 +68,7 @@ def verify(caches: tuple[str, ...], columns: bool, sample: int | None, as_json: 
 
 def _verified(path: str, checked: str, sample: int | None) -> dict[str, Any]:
     told: dict[str, Any] = {"path": path, "checked": checked, "bytes": 0, "utterances": 0}
+    told["unpublished"] = None  # of a cache that cannot be opened nobody knows
     begun = time.perf_counter()
     damaged: list[dict[str, Any]] = []
     elsewhere: list[dict[str, Any]] = []
@@ -76,6 +78,7 @@ def _verified(path: str, checked: str, sample: int | None) -> dict[str, Any]:
         cache = opened(path)
         count = len(cache) if sample is None else min(sample, len(cache))
         told |= {"utterances": len(cache), "utterances_checked": count}
+        told["unpublished"] = tell_pending(cache)
         begun = time.perf_counter()  # what is told is the time of reading
         if checked == "sample":
             told["bytes"], damaged, errors = _of_sample(cache, count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,8 +13,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from featcache.cli.output import hint, print_json, print_table, say, shown, size
-from featcache.cli.verb import CACHE, JSON, NO, WHERE, end, in_words, opened, verb
-from featcache.errors import CacheError, ConfigError, counted
+from featcache.cli.verb import (
+    CACHE,
+    JSON,
+    NO,
+    WHERE,
+    end,
+    in_words,
+    opened,
+    tell_pending,
+    verb,
+)
+from featcache.errors import CacheError, ConfigError, FeatcacheError, counted
 
 if TYPE_CHECKING:
     from featcache.store import Cache
@@ -79,6 +90,9 @@ def repair(cache: str, dry_run: bool, file: Any, as_json: bool) -> None:
     from featcache.store import repair as repaired
 
     told = repaired(cache, dry_run=dry_run)
+    pending = None
+    with contextlib.suppress(FeatcacheError):  # what is damaged cannot tell of it
+        pending = tell_pending(opened(cache))
     if file is not None:
         file.writelines(f"{id}\n" for id in told.lost_ids)
     if as_json:
@@ -88,6 +102,7 @@ def repair(cache: str, dry_run: bool, file: Any, as_json: bool) -> None:
             "saved": told.saved,
             "lost": [asdict(array) for array in told.lost],
             "unnamed": told.unnamed,
+            "unpublished": pending,
             "elsewhere": [{"container": e.container, "pages": e.pages} for e in told.elsewhere],
         }
         for name in ("rebuilt", "annotations", "set_aside", "left"):

@@ -30,7 +30,7 @@ from featcache.cli.output import (
     shown,
     value_text,
 )
-from featcache.cli.verb import CACHE, JSON, NO, WHERE, end, opened, verb
+from featcache.cli.verb import CACHE, JSON, NO, WHERE, end, opened, tell_pending, verb
 from featcache.errors import KeyNotFoundError, MissingDependencyError, counted, nearest
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def ls(
         _write_rows(table, {name: of_table[name] for name in names}, form, output)
     if output is None and form == "table":
         hint(f"{len(table):,} shown, {matched:,} match, of {len(whole):,}")
+    tell_pending(whole)
     if not matched:
         end(NO)
 
@@ -205,11 +206,9 @@ def made_from(cache: str, key: str | None, source: bool, as_json: bool) -> None:
     KEY chooses a part of it, such as fbank, or recorded.command.
     """
     from featcache import inspect
-    from featcache.reading.opening import made_by
 
     told = inspect.made_from(opened(cache))
-    recorded = dict(cast(Mapping[str, Any], told["recorded"]))
-    by = made_by(recorded)
+    recorded, by = dict(cast(Mapping[str, Any], told["recorded"])), told["by"]
     sources = recorded.get("sources") or {}
     if not source:
         recorded.pop("sources", None)

@@ -17,7 +17,13 @@ import click
 from featcache._progress import without_bars
 from featcache.cli import reason, settle_output
 from featcache.cli.output import be_quiet, hint, is_quiet, print_json, say, shown
-from featcache.errors import CacheLockedError, FeatcacheError, NotACacheError
+from featcache.errors import (
+    CacheLockedError,
+    CorruptCacheError,
+    FeatcacheError,
+    NotACacheError,
+    counted,
+)
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -221,6 +227,27 @@ def opened(text: str | Path, *, version: str | None = None, check_reads: bool = 
         return opened(path, version=tag, check_reads=check_reads)
     settings = OpenSettings(check_reads=check_reads, version=version)
     return Cache(open_generation(directory(text, "a cache").absolute(), None, settings))
+
+
+def tell_pending(cache: Cache) -> int | None:
+    """Print how many utterances are in no generation yet, if any are.
+
+    Return their number; None where damage hides it.
+    """
+    from featcache.reading.unpublished import pending_of
+
+    try:
+        count, writer = pending_of(cache.opened)
+    except CorruptCacheError as error:
+        hint(in_words(str(error)))
+        return None
+    if count and writer is None:
+        left = f"{counted(count, 'utterance')} left by a killed writer"
+        hint(f"{cache.path}: {left}, not counted here; see: featcache recover {cache.path}")
+    elif count:
+        writes = f"{writer.host}, process {writer.pid}" if writer else ""
+        hint(f"{cache.path}: {counted(count, 'utterance')} more, being written by {writes}")
+    return count
 
 
 def found(texts: tuple[str, ...]) -> list[str]:

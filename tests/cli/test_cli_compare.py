@@ -29,6 +29,7 @@ def test_a_whole_cache_is_whole(stored: Path) -> None:
         "bytes": int(sizes.sum()),
         "utterances": 30,
         "utterances_checked": 30,
+        "unpublished": 0,
         "damaged_pages": 0,
         "damaged": [],
         "elsewhere": [],

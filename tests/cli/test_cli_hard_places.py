@@ -158,9 +158,13 @@ def test_what_a_killed_writer_left_is_told_and_published(tmp_path: Path) -> None
     assert subprocess.run(script, check=False).returncode == -9
     (told,) = run("info", tmp_path, "--json").json["caches"]
     assert (told["utterances"], told["unpublished"], told["writer"]) == (0, 3, None)
-    assert f"3 utterances left by a killed writer; see: featcache recover {tmp_path}" in (
-        run("info", tmp_path).out
-    )
+    see = f"featcache recover {tmp_path}"
+    assert f"3 utterances left by a killed writer; see: {see}" in run("info", tmp_path).out
+    for words in (["verify"], ["ls"], ["ls", "--json"], ["repair", "--dry-run"]):
+        told = run(words[0], tmp_path, *words[1:]).err
+        assert f"3 utterances left by a killed writer, not counted here; see: {see}" in told
+    assert run("verify", tmp_path, "--json").json["caches"][0]["unpublished"] == 3
+    assert run("repair", tmp_path, "--dry-run", "--json").json["unpublished"] == 3
     assert run("recover", tmp_path, "--json").json["utterances"] == 3
     assert len(featcache.open(tmp_path)) == 3
     assert "by a killed writer" not in run("info", tmp_path).out

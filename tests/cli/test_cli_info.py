@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import socket
+import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -73,7 +74,7 @@ def test_json_of_a_cache_has_the_keys_that_are_promised(stored: Path) -> None:
         "bytes": opened.nbytes,
         "generation": 1,
         "tags": {},
-        "made": {"by": None},
+        "made": {"by": Path(sys.argv[0]).parent.name},
         "writer": None,
         "unpublished": 0,
         "features": [
@@ -90,6 +91,23 @@ def test_json_of_a_cache_has_the_keys_that_are_promised(stored: Path) -> None:
         ],
         "annotations": {"snr": "float", "speaker": "str", "text": "str"},
     }  # fmt: skip
+
+
+def test_the_program_that_began_a_cache_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, features = tmp_path / "cache", [FeatureStorageConfig("fbank")]
+    programs = {"exp/train.py": "train.py", "-c": "python -c", "": "Python", "a/m/__main__.py": "m"}
+    for first, name in programs.items():
+        monkeypatch.setattr("sys.argv", [first])
+        with CacheWriter(path, features, overwrite=True) as writer:
+            for id in "ab":
+                writer.write(id, {"fbank": np.ones((5, 4), np.float32)})
+        monkeypatch.setattr("sys.argv", ["edit.py"])
+        featcache.open(path).delete(["a"])
+        (told,) = run("info", path, "--json").json["caches"]
+        assert told["made"]["by"] == featcache.inspect.made_from(path)["by"] == name
+        assert re.search(rf"made \S+ by {name}, generation", run("made-from", path).out)
 
 
 def test_a_folder_stands_for_the_caches_below_it(tmp_path: Path) -> None:
@@ -125,6 +143,8 @@ def test_a_cache_that_is_written_says_how_far_and_by_whom(writer: CacheWriter) -
         "pid": os.getpid(),
         "utterances": 1,
     }
+    listed = run("ls", writer.path).err
+    assert re.search(r"1 utterance more, being written by \S+, process \d+$", listed, re.M)
     words = run("info", writer.path).out
     assert re.search(r"^written: being written .* 3 of 4   by \S+, process \d+, since", words, re.M)
 
