@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -128,18 +129,15 @@ def _silence() -> Iterator[None]:
 
 # of the library's messages, which say what to do in Python
 _WORDS = {
-    "overwrite=True": "--overwrite",
-    "drop_tags=True": "--drop-tags",
     "featcache.store.repair(path) (first with dry_run=True)": "featcache repair (--dry-run first)",
     "featcache.store.repair(path)": "featcache repair",
-    "unknown='skip'": "--unknown skip",
     "call collect() of the cache once, opened without that": "run featcache collect on it once",
     "call collect() of it once": "run featcache collect on it once",
     "as check_reads needs": "as verify needs",
     "opening the cache with verify='arrays' tells": "featcache verify tells",
     " (or open the cache with featcache.open to read it)": "",
     " (settings of featcache.adopt, such as kind=, are given as adopting={'kind': ...})": "",
-    "give kind=, ": "give --kind, ",
+    "open the cache without version= to": "name it without @TAG to",
 }
 
 
@@ -164,9 +162,19 @@ def _log_to_stderr() -> Iterator[None]:
 
 
 def in_words(text: str) -> str:
-    """Return a message of the library in the words of the command line."""
+    """Return a message of the library in the words of the command line.
+
+    Arguments that it advises become options, where the verb has them.
+    """
     for python, word in _WORDS.items():
         text = text.replace(python, word)
+    context = click.get_current_context(silent=True)
+    for each in context.command.params if context else ():
+        if isinstance(each, click.Option):
+            name, option = rf"(?<![\w.]){each.name}=", each.opts[-1]
+            text = re.sub(rf"{name}(True\b|(?=\W|$)(?!'))", option, text)
+            text = re.sub(rf"{name}'(\w+)'", rf"{option} \1", text)
+            text = re.sub(rf"{name}('[^']*'|\d+\b)", rf"{option} \1", text)
     return text
 
 

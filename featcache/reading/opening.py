@@ -561,7 +561,8 @@ def check_complete(opened: Generation, *, allow_incomplete: bool = False) -> Non
     raise IncompleteError(
         f"cache {str(path)!r} is incomplete: {there}; go on with what fills it "
         "(cache_features, extract, CacheWriter; publish(complete=True) of a read-through), or "
-        "read what is there: allow_incomplete=True"
+        "take what is there: FeatureDataset, FeatureLoader, FeatureStorage.attach and "
+        "GlobalMVN.from_cache have allow_incomplete=True, and featcache.open reads it as it is"
     )
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from command_runs import COMMAND, damage, id_of, make, run
@@ -20,6 +21,8 @@ from command_runs import stored as stored
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig, _progress
+from featcache.cli.make import adopt
+from featcache.cli.verb import in_words
 
 posix = pytest.mark.skipif(os.name == "nt", reason="descriptors and rights of POSIX")
 
@@ -251,3 +254,20 @@ def test_a_feature_that_one_cache_lacks_is_one_line(stored: Path, tmp_path: Path
     assert run("convert", stored, tmp_path / "one", "-f", "fbank", "-q").code == 0
     found = run("diff", stored, tmp_path / "one")
     assert re.search(r"^differs +units: only in the first$", found.out, re.MULTILINE)
+
+
+def test_advice_is_in_the_words_of_the_verb(cache: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a.bin").write_bytes(b"")
+    assert "give --kind, one of" in run("adopt", source, tmp_path / "other").err
+    (source / "a.bin").unlink()
+    np.save(source / "a.npy", np.ones((5, 4), np.float32))
+    assert "or --overwrite to replace it" in run("adopt", source, cache, "--feature", "fbank").err
+    featcache.open(cache).tag("v1")
+    assert "name it without @TAG to" in run("delete", f"{cache}@v1", "anna-0", "--yes").err
+    CacheWriter(cache, featcache.open(cache).opened.manifest.declared, {}, overwrite=True).abort()
+    assert "finish that (overwrite=True, " in run("repair", cache).err  # it has no such option
+    with click.Context(adopt):
+        told = in_words("pattern='{feature}/{id}', kind='npy', time_axis=0, features=['x']")
+    assert told == "--pattern '{feature}/{id}', --kind npy, --time-axis 0, features=['x']"
