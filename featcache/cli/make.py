@@ -212,13 +212,20 @@ def report(
     )
     took = duration(time.perf_counter() - begun)
     if as_json:
-        found = [{"kind": e.kind, "count": e.count, "ids": list(e.ids)} for e in told.findings]
+        found = [
+            {"cache": e.cache, "kind": e.kind, "count": e.count, "ids": list(e.ids)}
+            for e in told.findings
+        ]
         whole = {"path": str(told.path), "bytes": told.bytes, "sampled": told.sampled}
         print_json("report", {**whole, "of": told.of, "findings": found})
     else:
         which = f"{told.sampled:,} of {told.of:,}" if told.sampled < told.of else f"all {told.of:,}"
         say(shown(f"{told.path}  {size(told.bytes)}, values of {which} utterances, {took}"))
+        cache = ""
         for each in told.findings:
+            if len(caches) > 1 and each.cache != cache:
+                say(shown(f"  {each.cache}"), bold=True)
+                cache = each.cache
             say(shown(f"  {each.text}"), fg=_LEVELS.get(each.level))
     if browse:
         import webbrowser

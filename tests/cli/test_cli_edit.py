@@ -181,11 +181,15 @@ def test_what_is_intact_is_saved_and_what_is_lost_is_listed(cache: Path, tmp_pat
 
 def test_a_report_is_a_page(cache: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    found = run("report", cache, cache, "-o", page, "--json").json
+    other = make(tmp_path / "other")
+    found = run("report", cache, other, "-o", page, "--json").json
     assert found["path"] == str(page)
     assert found["bytes"] == page.stat().st_size
     assert (found["sampled"], found["of"]) == (60, 60)
-    assert all(set(each) == {"kind", "count", "ids"} for each in found["findings"])
+    assert all(set(each) == {"cache", "kind", "count", "ids"} for each in found["findings"])
+    assert {each["cache"] for each in found["findings"]} == {str(cache), str(other)}
+    lines = run("report", cache, other, "-o", page).out.splitlines()
+    assert [line for line in lines if line.startswith("  /")] == [f"  {cache}", f"  {other}"]
     words = run("report", cache, "-o", page, "--sample", "10").out
     assert words.startswith(f"{page}  ")
     assert re.search(r"values of (9|10) of 30 utterances", words)
