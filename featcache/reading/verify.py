@@ -161,7 +161,7 @@ Damage = str | PageDamage
 
 Tell = Callable[[int], object]
 Item = TypeVar("Item")
-_PAGES_AT_ONCE = 64
+_PAGES_AT_ONCE = 256
 _THREADS = 2  # while one reads, the other hashes
 
 
