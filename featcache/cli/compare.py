@@ -47,13 +47,13 @@ def verify(caches: tuple[str, ...], columns: bool, sample: int | None, as_json: 
     if columns and sample is not None:
         raise click.UsageError("--columns or --sample, not both")
     checked = "columns" if columns else "arrays" if sample is None else "sample"
-    told, paths = [], found(caches)
-    unread = False
+    told: list[dict[str, Any]] = []
+    paths, unread = found(caches)
     for path in paths:
         try:
             told.append(_verified(path, checked, sample))
         except FeatcacheError as error:
-            if len(paths) == 1:
+            if len(paths) == 1 and not unread:
                 raise
             unread = True
             say(shown(in_words(str(error)), lines=True), fg="red", err=True)
@@ -277,8 +277,10 @@ def _only(one: Cache, other: Cache) -> list[str]:
 def _print_diff(told: Diff, shared: Sequence[str]) -> None:
     counts, values = told["ids"], told["values"]
     same = [counted(counts["both"], "id")]
-    equal = [] if values is None else [name for name in shared if name not in values]
-    same += [f"the values of {name}" for name in equal]
+    for name in [] if values is None else [name for name in shared if name not in values]:
+        count = counts["both"] - sum(map(int, told["features"].get(name, {}).get("lengths", ())))
+        some = "" if count == counts["both"] else f" where it is as long ({count:,})"
+        same += [f"the values of {name}{some}"] if count else []
     alike = [name for name in shared if name not in told["features"]]
     if alike:
         same.append(f"how {' and '.join(alike)} {'is' if len(alike) == 1 else 'are'} stored")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from featcache.cli.verb import (
     WHERE,
     end,
     in_words,
+    json_of,
     opened,
     tell_pending,
     verb,
@@ -301,7 +301,7 @@ def accept(cache: str, fingerprint: Any, yes: bool, as_json: bool) -> None:
     from featcache.format.fingerprint import cache_fingerprint, differences
     from featcache.writing.session import accept as accepted
 
-    wanted = json.load(fingerprint)
+    wanted = json_of(fingerprint)
     if not isinstance(wanted, dict):
         raise ConfigError("a fingerprint is a JSON object")
     whole = opened(cache)

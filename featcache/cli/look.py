@@ -170,7 +170,8 @@ def stats(
         dead = int((deviation < _DEAD).sum()) if each.count else 0
         rows.append([
             name, number(each.count), str(deviation.size),
-            *(value_text(float(part.mean())) for part in (each.mean, deviation)),
+            *(value_text(float(part.mean()) if each.count else None)
+              for part in (each.mean, deviation)),
             value_text(float(deviation.min())), value_text(float(deviation.max())), number(dead),
         ])  # fmt: skip
     head = ["feature", "frames", "dims", "mean", "deviation", "least", "most", "constant dims"]

@@ -13,7 +13,7 @@ import click
 import numpy as np
 
 from featcache.cli.output import duration, hint, is_quiet, print_json, print_table, say, shown, size
-from featcache.cli.verb import CACHES, JSON, opened, place, verb
+from featcache.cli.verb import CACHES, JSON, opened, place, tell_pending, verb
 from featcache.errors import UnknownNameError, counted, nearest
 
 if TYPE_CHECKING:
@@ -203,8 +203,11 @@ def report(
     from featcache import inspect
 
     begun = time.perf_counter()
+    looked_at = [opened(each) for each in caches]
+    for cache in looked_at:
+        tell_pending(cache)
     told = inspect.report(
-        [opened(each) for each in caches],
+        looked_at,
         output,
         pictures=pictures,
         sample=_sample(sample),
@@ -221,11 +224,11 @@ def report(
     else:
         which = f"{told.sampled:,} of {told.of:,}" if told.sampled < told.of else f"all {told.of:,}"
         say(shown(f"{told.path}  {size(told.bytes)}, values of {which} utterances, {took}"))
-        cache = ""
+        named = ""
         for each in told.findings:
-            if len(caches) > 1 and each.cache != cache:
+            if len(caches) > 1 and each.cache != named:
                 say(shown(f"  {each.cache}"), bold=True)
-                cache = each.cache
+                named = each.cache
             say(shown(f"  {each.text}"), fg=_LEVELS.get(each.level))
     if browse:
         import webbrowser

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 import os
 import re
@@ -11,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import click
 
@@ -20,6 +21,7 @@ from featcache.cli import reason, settle_output
 from featcache.cli.output import be_quiet, hint, is_quiet, print_json, say, shown
 from featcache.errors import (
     CacheLockedError,
+    ConfigError,
     CorruptCacheError,
     FeatcacheError,
     NotACacheError,
@@ -178,6 +180,14 @@ def in_words(text: str) -> str:
     return text
 
 
+def json_of(file: IO[str]) -> Any:
+    """Read JSON from a file that is named on the command line."""
+    try:
+        return json.load(file)
+    except ValueError as error:
+        raise ConfigError(f"{file.name!r} is no JSON: {error}") from error
+
+
 @contextlib.contextmanager
 def _errors(name: str, is_json: bool, debug: bool) -> Iterator[None]:
     try:
@@ -258,23 +268,29 @@ def tell_pending(cache: Cache) -> int | None:
     return count
 
 
-def found(texts: tuple[str, ...]) -> list[str]:
-    """Return the caches that are named, and those that lie below a folder that is named."""
+def found(texts: tuple[str, ...]) -> tuple[list[str], bool]:
+    """Return the caches that are named, and those that lie below a folder that is named.
+
+    Also whether a folder could not be looked into, which is told.
+    """
     caches: list[str] = []
+    refused: list[PermissionError] = []
     for text in texts:
-        within = list(_below(Path(text), _DEEPEST)) if Path(text).is_dir() else [text]
-        if not within:
+        within = list(_below(Path(text), _DEEPEST, refused)) if Path(text).is_dir() else [text]
+        if not within and not refused:
             raise NotACacheError(f"there is no cache in {text!r}, nor in a folder below it")
         caches += within
-    return caches
+    for error in refused:
+        say(shown(reason(error)), fg="red", err=True)
+    return caches, bool(refused)
 
 
-def _below(folder: Path, levels: int) -> Iterator[str]:
-    if (folder / "featcache.json").exists():
-        yield str(folder)
-    elif levels:
-        for each in sorted(each for each in folder.iterdir() if each.is_dir()):
-            try:
-                yield from _below(each, levels - 1)
-            except PermissionError as error:
-                hint(reason(error))
+def _below(folder: Path, levels: int, refused: list[PermissionError]) -> Iterator[str]:
+    try:
+        if (folder / "featcache.json").exists():
+            yield str(folder)
+        elif levels:
+            for each in sorted(each for each in folder.iterdir() if each.is_dir()):
+                yield from _below(each, levels - 1, refused)
+    except PermissionError as error:
+        refused.append(error)

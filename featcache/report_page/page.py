@@ -74,6 +74,9 @@ def write_page(
     try:
         aside.write_bytes(data)
         aside.replace(path)
+    except OSError as error:
+        error.filename = str(path)  # which is the one that was named
+        raise
     finally:
         aside.unlink(missing_ok=True)
     read = sum(len(each.chosen.rows) for each in caches)

@@ -87,8 +87,10 @@ def test_a_fingerprint_is_accepted_after_it_is_shown(cache: Path, tmp_path: Path
     assert run("accept", cache, "--fingerprint", file, "--yes").code == 0
     assert featcache.open(cache, expect=json.loads(file.read_text())).fingerprint["layer"] == 10
     assert run("accept", cache, "--fingerprint", file).out.endswith("nothing differs\n")
-    file.write_text("[]")
-    assert run("accept", cache, "--fingerprint", file).code == 2
+    for text, told in (("[]", "is a JSON object"), ("id,lang", f"{str(file)!r} is no JSON: ")):
+        file.write_text(text)
+        refused = run("accept", cache, "--fingerprint", file)
+        assert (refused.code, told in refused.err) == (2, True)
 
 
 def test_converting_changes_what_is_asked_for(cache: Path, tmp_path: Path) -> None:

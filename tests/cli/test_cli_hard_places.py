@@ -70,6 +70,18 @@ def test_closed_descriptors_are_no_error_of_ours(stored: Path) -> None:
     assert len(featcache.open(stored)) == 30
 
 
+def test_a_page_that_cannot_be_written_is_named(
+    stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, data: bytes) -> int:  # root may write anywhere
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", refused)
+    page = tmp_path / "page.html"
+    told = run("report", stored, "-o", page, "--pictures", "0")
+    assert (told.code, told.err) == (2, f"featcache report: {str(page)!r}: permission denied\n")
+
+
 def test_a_file_that_cannot_be_written_is_named(stored: Path) -> None:
     found = run("ls", stored, "--format", "csv", "-o", stored / "no" / "a.csv")
     assert found.code == 2
@@ -188,7 +200,8 @@ def test_a_folder_that_may_not_be_read_is_told_of(
 
     monkeypatch.setattr(Path, "exists", refused)
     found = run("info", tmp_path)
-    assert "3" in found.out
+    assert (found.code, "3" in found.out) == (2, True)
+    assert run("verify", tmp_path).code == 2
     assert f"'{tmp_path / 'b' / 'featcache.json'}': permission denied" in found.err
 
 

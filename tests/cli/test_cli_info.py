@@ -145,6 +145,8 @@ def test_a_cache_that_is_written_says_how_far_and_by_whom(writer: CacheWriter) -
     }
     listed = run("ls", writer.path).err
     assert re.search(r"1 utterance more, being written by \S+, process \d+$", listed, re.M)
+    ascii = run("info", writer.path, encoding="ascii").out
+    assert re.search(r"^written: being written   #+\.+   3 of 4 ", ascii, re.M)
     words = run("info", writer.path).out
     assert re.search(r"^written: being written .* 3 of 4   by \S+, process \d+, since", words, re.M)
 
@@ -156,13 +158,18 @@ def test_watching_ends_with_the_writer(
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
-        writer.write("d", {"fbank": np.ones((5, 4), np.float32)})
-        writer.close()
+        if len(slept) < 2:
+            for id in "defg":  # more than are expected
+                writer.write(id, {"fbank": np.ones((5, 4), np.float32)})
+            writer.commit()
+        else:
+            writer.close()
 
     monkeypatch.setattr("featcache.cli.info.time.sleep", sleep)
     found = run("info", writer.path, "--watch")
-    assert slept == [1]
+    assert slept == [1, 1]
     assert "3 of 4" in found.out.splitlines()[0]
+    assert re.search(r" 7 of 4   [\d,]+/s   by ", found.out.splitlines()[1])
     assert "complete" in found.out.splitlines()[-1]
 
 
@@ -211,6 +218,7 @@ def test_narrow_terminals_drop_columns_and_say_which(stored: Path, width: int) -
     found = run("info", stored, width=width)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", found.out)
     assert max(map(len, plain.splitlines())) <= width
+    assert all(plain.splitlines())
     assert "utterances" in plain.splitlines()[0]
     if width < 120:
         assert "too narrow for: " in found.err

@@ -232,6 +232,8 @@ def test_statistics_are_those_of_the_frames(stored: Path, tmp_path: Path) -> Non
         np.testing.assert_allclose(kept["sum_square"], (of_anna**2).sum(axis=0))
     assert "units: no statistics" in run("stats", stored).err
     assert run("stats", stored, "--feature", "units").code == 2
+    none = run("stats", stored, "--where", "speaker=nobody").out.splitlines()[1].split()
+    assert none == ["fbank", "0", "8", *"----", "0"]
 
 
 def test_what_it_was_made_from_is_told_whole_or_by_key(stored: Path) -> None:
