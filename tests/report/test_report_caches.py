@@ -61,6 +61,8 @@ def test_few_utterances_or_none(tmp_path: Path, count: int) -> None:
     assert "nan" not in page.words.replace("finance", "").split()
     if not count:
         assert found.findings[0].kind == "no utterances"
+    if count == 1:
+        assert f"Each has {len(some['utt-00'].fbank)} frames of fbank." in page.words
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5, 60])
