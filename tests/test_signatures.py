@@ -132,7 +132,8 @@ def said(path: Path) -> list[str]:
 
 def test_what_messages_advise_exists() -> None:
     beside = [*vars(featcache.inspect).values(), *vars(kaldi).values()]
-    functions = [Packed, Padded, *filter(inspect.isfunction, beside)]
+    functions: list[Callable[..., object]] = [Packed, Padded]
+    functions += filter(inspect.isfunction, beside)
     functions += [call for _, call in (*public(), *methods())]
     known = {name for call in functions for name in inspect.signature(call).parameters}
     texts = [text for path in sorted(MODULES) for text in said(path)]

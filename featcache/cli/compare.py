@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -278,7 +278,8 @@ def _print_diff(told: Diff, shared: Sequence[str]) -> None:
     counts, values = told["ids"], told["values"]
     same = [counted(counts["both"], "id")]
     for name in [] if values is None else [name for name in shared if name not in values]:
-        count = counts["both"] - sum(map(int, told["features"].get(name, {}).get("lengths", ())))
+        longer = cast(Sequence[int], told["features"].get(name, {}).get("lengths", ()))
+        count = counts["both"] - sum(longer)
         some = "" if count == counts["both"] else f" where it is as long ({count:,})"
         same += [f"the values of {name}{some}"] if count else []
     alike = [name for name in shared if name not in told["features"]]

@@ -139,6 +139,7 @@ _WORDS = {
     "opening the cache with verify='arrays' tells": "featcache verify tells",
     " (or open the cache with featcache.open to read it)": "",
     " (settings of featcache.adopt, such as kind=, are given as adopting={'kind': ...})": "",
+    "open the cache with roots={": "write its place into adopted.json in the cache: {",
     "open the cache without version= to": "name it without @TAG to",
 }
 

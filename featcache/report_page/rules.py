@@ -99,7 +99,7 @@ def robust_deviations(values: Floats) -> Floats:
 
 def far_away(away: Floats, limit: float) -> Ints:
     """Return the places of robust deviations beyond a limit, which rises where few are known."""
-    known = max(np.count_nonzero(np.isfinite(away)), 1)
+    known = max(int(np.isfinite(away).sum()), 1)
     return np.flatnonzero(away > limit + FEW / known**2)
 
 

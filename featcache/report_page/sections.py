@@ -101,7 +101,7 @@ def origin(view: View) -> Html:
     recorded = cast(Mapping[str, object], facts.made_from.get("recorded", {}))
     command = recorded.get("command")
     words = command if isinstance(command, list) else [command] if command else []
-    by = " ".join(map(str, words)) or facts.made_from["by"]
+    by = " ".join(map(str, words or filter(None, [facts.made_from["by"]])))
     expected = manifest.expected
     missing = None
     if expected is not None:

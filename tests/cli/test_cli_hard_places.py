@@ -149,6 +149,15 @@ def test_of_what_nothing_has_read_nothing_is_claimed(tmp_path: Path) -> None:
     assert run("repair", adopted, "--dry-run").err == ""
 
 
+def test_a_source_that_was_moved_is_found_as_the_message_says(tmp_path: Path) -> None:
+    cache = adopted_from(tmp_path)
+    moved = (tmp_path / "mine").rename(tmp_path / "elsewhere")
+    told = run("show", cache, "a").err
+    (key,) = re.findall(r"write its place into adopted.json in the cache: \{'(\w+)'", told)
+    (cache / "adopted.json").write_text(json.dumps({key: str(moved)}))
+    assert run("show", cache, "a").code == 0
+
+
 def test_a_sample_says_how_large_it_is(stored: Path) -> None:
     assert run("verify", stored, "--sample", "7").out.startswith(f"whole  {stored}: 7 of 30 utt")
     (told,) = run("verify", stored, "--sample", "99", "--json").json["caches"]
