@@ -307,17 +307,20 @@ def show(
     if output is not None and Path(output).suffix not in (".npy", ".png"):
         raise click.UsageError(f"-o writes .npy or .png, not {output!r}")
     whole.rows(ids)  # all ids are there, before anything is printed
+    documents: list[dict[str, object]] = []
     for id in ids:
         arrays = {name: _read(whole, id, name, start, stop) for name in features}
         told = {name: _described(array) for name, array in arrays.items()}
         row = int(whole.rows([id])[0])
         notes = {name: whole.annotation(name)[row] for name in whole.annotations}
         if as_json:
-            print_json("show", {"id": id, "features": told, "annotations": plain(notes)})
+            documents.append({"id": id, "features": told, "annotations": plain(notes)})
         else:
             _print(id, arrays, told, notes)
         if output is not None:
             _write(Path(output), arrays[features[0]])
+    if as_json:
+        print_json("show", documents[0] if len(ids) == 1 else {"utterances": documents})
 
 
 def _write(file: Path, array: NDArray[Any]) -> None:

@@ -22,7 +22,6 @@ from featcache.cli.output import be_quiet, hint, is_quiet, print_json, say, show
 from featcache.errors import (
     CacheLockedError,
     ConfigError,
-    CorruptCacheError,
     FeatcacheError,
     NotACacheError,
     counted,
@@ -139,6 +138,11 @@ _WORDS = {
     "opening the cache with verify='arrays' tells": "featcache verify tells",
     " (or open the cache with featcache.open to read it)": "",
     " (settings of featcache.adopt, such as kind=, are given as adopting={'kind': ...})": "",
+    "cache.repair()": "featcache repair",
+    "Cache.delete": "featcache delete",
+    "featcache.convert makes a cache of it, by a copy (adopting= takes the settings of adopt)": (
+        "featcache convert makes a cache of it, by a copy"
+    ),
     "open the cache with roots={": "write its place into adopted.json in the cache: {",
     "open the cache without version= to": "name it without @TAG to",
 }
@@ -251,14 +255,14 @@ def opened(text: str | Path, *, version: str | None = None, check_reads: bool = 
 def tell_pending(cache: Cache) -> int | None:
     """Print how many utterances are in no generation yet, if any are.
 
-    Return their number; None where damage hides it.
+    Return their number; None where damage, or a lack of rights, hides it.
     """
     from featcache.reading.unpublished import pending_of
 
     try:
         count, writer = pending_of(cache.opened)
-    except CorruptCacheError as error:
-        hint(in_words(str(error)))
+    except OSError as error:
+        hint(in_words(reason(error)))
         return None
     if count and writer is None:
         left = f"{counted(count, 'utterance')} left by a killed writer"

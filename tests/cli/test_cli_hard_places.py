@@ -149,6 +149,17 @@ def test_of_what_nothing_has_read_nothing_is_claimed(tmp_path: Path) -> None:
     assert run("repair", adopted, "--dry-run").err == ""
 
 
+def test_what_is_pending_may_be_hidden(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> object:
+        raise PermissionError(13, "Permission denied", str(stored / "parts"))
+
+    monkeypatch.setattr("featcache.reading.unpublished.pending_of", refused)
+    found = run("ls", stored)
+    assert (found.code, len(found.out.splitlines())) == (0, 31)
+    assert f"{str(stored / 'parts')!r}: permission denied" in found.err
+    assert run("verify", stored, "--json").json["caches"][0]["unpublished"] is None
+
+
 def test_a_source_that_was_moved_is_found_as_the_message_says(tmp_path: Path) -> None:
     cache = adopted_from(tmp_path)
     moved = (tmp_path / "mine").rename(tmp_path / "elsewhere")

@@ -171,6 +171,8 @@ def test_an_utterance_is_described_by_its_values(tmp_path: Path) -> None:
         },
         "annotations": {"speaker": "anna"},
     }
+    several = run("show", tmp_path, "a", "a", "--json").json["utterances"]
+    assert several == [{k: v for k, v in found.items() if k not in ("featcache", "verb")}] * 2
     words = run("show", tmp_path, "a").out
     assert "fbank (20, 6) float32" in words
     assert "equal frames 7-9" in words
