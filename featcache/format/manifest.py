@@ -350,7 +350,7 @@ class Manifest:
         """Add to the build that readers see, where what it holds is made from this, or nothing."""
         made_of = digest_of_canonical(made_from)
         begun = replace(self._given_up(), fingerprint=made_from, building_fingerprint=made_of)
-        return replace(begun, by=program())
+        return replace(begun, by=self.by if self.rows else program())
 
     def accepting(self, made_from: Mapping[str, object]) -> Manifest:
         """Take what readers see for made from this, too; an overwrite is given up."""

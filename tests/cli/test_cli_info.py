@@ -104,6 +104,8 @@ def test_the_program_that_began_a_cache_is_told(
             for id in "ab":
                 writer.write(id, {"fbank": np.ones((5, 4), np.float32)})
         monkeypatch.setattr("sys.argv", ["edit.py"])
+        CacheWriter(path, features, overwrite=True).abort()
+        CacheWriter(path, features).close()  # which gives the overwrite up
         featcache.open(path).delete(["a"])
         (told,) = run("info", path, "--json").json["caches"]
         assert told["made"]["by"] == featcache.inspect.made_from(path)["by"] == name
