@@ -23,6 +23,7 @@ from featcache.format.fingerprint import Difference as Difference
 from featcache.format.fingerprint import differences as differences
 from featcache.format.index import rows_of_ids
 from featcache.interface import Ints
+from featcache.reading.containers import roots_of
 from featcache.reading.generation import Generation
 from featcache.reading.opening import (
     CachePath,
@@ -67,7 +68,8 @@ def info(cache: Cache | CachePath) -> dict[str, object]:
     "by"}; "writer": {"host", "pid", "since", "utterances"}; "unpublished": the utterances, these,
     that are durable and in no generation yet, also where their writer was killed;
     "features": [{"name", "frames", "dims", "dtype", "backend", "codec", "bytes", "frame_s"}];
-    "annotations": their kinds by name. None stands for what is not known.
+    "annotations": their kinds by name; "adopted": the directories of adopted sources by their keys.
+    None stands for what is not known.
 
     Raises `NotACacheError` where there is no cache.
 
@@ -85,12 +87,14 @@ def info(cache: Cache | CachePath) -> dict[str, object]:
     except CorruptCacheError as error:
         unknown = dict.fromkeys(_INFO)
         known = {"path": str(_path(cache)), "state": "damaged", "error": str(error)}
-        return {**unknown, **known, "tags": {}, "features": [], "annotations": {}}
+        return {
+            **unknown, **known, "tags": {}, "features": [], "annotations": {}, "adopted": {},
+        }  # fmt: skip
 
 
 _INFO = (
     *("path", "kind", "state", "error", "utterances", "expected", "failed", "hours", "bytes"),
-    *("generation", "tags", "made", "writer", "unpublished", "features", "annotations"),
+    *("generation", "tags", "made", "writer", "unpublished", "features", "annotations", "adopted"),
 )
 
 
@@ -101,7 +105,11 @@ def _info(opened: Generation) -> dict[str, object]:
     features = [_feature(opened, name) for name in opened.features]
     unpublished, holder = pending_of(opened)
     writer = holder and {**holder._asdict(), "since": _in_iso(holder.since)}
-    adopted = any(part.adopted is not None for each in sets for part in each.manifest.parts)
+    parts = ((each, each.manifest.parts) for each in sets)
+    roots = (
+        root for each, some in parts for root in roots_of(each.path, some, each.settings.roots)
+    )
+    adopted = {root.key: root.path and str(root.path) for root in roots if root is not None}
     return {
         "path": str(opened.cache_path),
         "kind": "sets" if opened.sets else "adopted" if adopted else "cache",
@@ -119,6 +127,7 @@ def _info(opened: Generation) -> dict[str, object]:
         "unpublished": unpublished,
         "features": features,
         "annotations": {name: each.kind for name, each in manifest.annotations.items()},
+        "adopted": adopted,
     }
 
 

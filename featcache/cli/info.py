@@ -144,8 +144,13 @@ def _print_more(name: str, told: Info) -> None:
         say(_writer_line(told, None))
     if told["expected"] is not None and told["state"] == "incomplete":
         say(shown(f"{name}: {told['utterances']:,} of {told['expected']:,} expected"))
-    if told["kind"] == "adopted":
-        say(shown(f"{name}: adopted, the bytes stay where they were"))
+    for key, place in told["adopted"].items():
+        is_there = place is not None and Path(place).is_dir()
+        where = (
+            f"the bytes of {key!r} stay in {place}" if place else f"nothing says where {key!r} is"
+        )
+        missing = "" if is_there else ", which is not there; adopted.json says where it is"
+        say(shown(f"{name}: adopted, {where}{missing}"), fg=None if is_there else "red")
     if told["unpublished"] and not told["writer"]:
         left = counted(told["unpublished"], "utterance")
         say(shown(f"{name}: {left} left by a killed writer; see: featcache recover {told['path']}"))

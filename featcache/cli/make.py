@@ -19,6 +19,7 @@ from featcache.errors import UnknownNameError, counted, nearest
 if TYPE_CHECKING:
     from featcache.declaration import FeatureStorageConfig
     from featcache.extraction.estimate import StorageEstimate
+    from featcache.report_page import Report
     from featcache.store import Cache
 
 _LEVELS = {"fault": "red", "look": "yellow"}  # of findings
@@ -222,18 +223,22 @@ def report(
         whole = {"path": str(told.path), "bytes": told.bytes, "sampled": told.sampled}
         print_json("report", {**whole, "of": told.of, "findings": found})
     else:
-        which = f"{told.sampled:,} of {told.of:,}" if told.sampled < told.of else f"all {told.of:,}"
-        say(shown(f"{told.path}  {size(told.bytes)}, values of {which} utterances, {took}"))
-        named = ""
-        for each in told.findings:
-            if len(caches) > 1 and each.cache != named:
-                say(shown(f"  {each.cache}"), bold=True)
-                named = each.cache
-            say(shown(f"  {each.text}"), fg=_LEVELS.get(each.level))
+        _print_report(told, took, several=len(caches) > 1)
     if browse:
         import webbrowser
 
         webbrowser.open(Path(told.path).absolute().as_uri())
+
+
+def _print_report(told: Report, took: str, *, several: bool) -> None:
+    which = f"{told.sampled:,} of {told.of:,}" if told.sampled < told.of else f"all {told.of:,}"
+    say(shown(f"{told.path}  {size(told.bytes)}, values of {which} utterances, {took}"))
+    named = ""
+    for each in told.findings:
+        if several and each.cache != named:
+            say(shown(f"  {each.cache}"), bold=True)
+            named = each.cache
+        say(shown(f"  {each.text}"), fg=_LEVELS.get(each.level))
 
 
 def _sample(text: str | None) -> int | Literal["all"] | None:

@@ -142,7 +142,7 @@ def test_one_cache_that_cannot_be_verified_keeps_no_other_from_it(tmp_path: Path
 
 def test_of_what_nothing_has_read_nothing_is_claimed(tmp_path: Path) -> None:
     adopted = adopted_from(tmp_path)
-    assert "adopted, the bytes stay where they were" in run("info", adopted).out
+    assert f"stay in {tmp_path / 'mine'}" in run("info", adopted).out
     assert "run featcache collect on it once" in run("stats", adopted).err
     assert "run featcache collect on it once" in run("repair", adopted, "--dry-run").err
     assert run("collect", adopted).code == 0

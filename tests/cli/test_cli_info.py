@@ -90,6 +90,7 @@ def test_json_of_a_cache_has_the_keys_that_are_promised(stored: Path) -> None:
             },
         ],
         "annotations": {"snr": "float", "speaker": "str", "text": "str"},
+        "adopted": {},
     }  # fmt: skip
 
 
@@ -234,6 +235,11 @@ def test_adopted_caches_and_feature_sets_are_told_apart(tmp_path: Path) -> None:
     featcache.adopt(tmp_path / "mine", tmp_path / "adopted", feature="fbank")
     (told,) = run("info", tmp_path / "adopted", "--json").json["caches"]
     assert (told["kind"], told["utterances"]) == ("adopted", 1)
+    assert [*told["adopted"].values()] == [str(tmp_path / "mine")]
+    words = run("info", tmp_path / "adopted").out
+    assert re.search(rf"adopted, the bytes of '\w+' stay in {tmp_path / 'mine'}$", words, re.M)
+    (tmp_path / "mine").rename(tmp_path / "elsewhere")
+    assert "mine, which is not there; adopted.json" in run("info", tmp_path / "adopted").out
     two = make(tmp_path / "two", 3)
     with CacheWriter(two, [FeatureStorageConfig("energy")]) as writer:
         for id in list(featcache.open(two)):
