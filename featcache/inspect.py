@@ -16,15 +16,14 @@ import numpy as np
 
 from featcache._checks import directory, whole_number
 from featcache._loading import load
-from featcache.container_files.lock import Holder, holder, may_live
 from featcache.errors import ConfigError, CorruptCacheError
-from featcache.format.feature_sets import every_directory, tags_of_sets
+from featcache.format.feature_sets import tags_of_sets
 from featcache.format.files import reading
 from featcache.format.fingerprint import Difference as Difference
 from featcache.format.fingerprint import differences as differences
 from featcache.format.index import rows_of_ids
-from featcache.format.part import part_directories
 from featcache.interface import Ints
+from featcache.reading.containers import roots_of
 from featcache.reading.generation import Generation
 from featcache.reading.opening import (
     CachePath,
@@ -34,7 +33,7 @@ from featcache.reading.opening import (
     open_generation,
     witnesses,
 )
-from featcache.reading.unpublished import count_unpublished
+from featcache.reading.unpublished import pending_of
 
 if TYPE_CHECKING:
     from featcache.extraction.estimate import Estimate as Estimate
@@ -69,7 +68,8 @@ def info(cache: Cache | CachePath) -> dict[str, object]:
     "by"}; "writer": {"host", "pid", "since", "utterances"}; "unpublished": the utterances, these,
     that are durable and in no generation yet, also where their writer was killed;
     "features": [{"name", "frames", "dims", "dtype", "backend", "codec", "bytes", "frame_s"}];
-    "annotations": their kinds by name. None stands for what is not known.
+    "annotations": their kinds by name; "adopted": the directories of adopted sources by their keys.
+    None stands for what is not known.
 
     Raises `NotACacheError` where there is no cache.
 
@@ -87,24 +87,29 @@ def info(cache: Cache | CachePath) -> dict[str, object]:
     except CorruptCacheError as error:
         unknown = dict.fromkeys(_INFO)
         known = {"path": str(_path(cache)), "state": "damaged", "error": str(error)}
-        return {**unknown, **known, "tags": {}, "features": [], "annotations": {}}
+        return {
+            **unknown, **known, "tags": {}, "features": [], "annotations": {}, "adopted": {},
+        }  # fmt: skip
 
 
 _INFO = (
     *("path", "kind", "state", "error", "utterances", "expected", "failed", "hours", "bytes"),
-    *("generation", "tags", "made", "writer", "unpublished", "features", "annotations"),
+    *("generation", "tags", "made", "writer", "unpublished", "features", "annotations", "adopted"),
 )
 
 
 def _info(opened: Generation) -> dict[str, object]:
     manifest, sets = opened.manifest, list(opened.sets.values()) or [opened]
-    recorded = [witnesses(each) for each in sets]
-    made = max(map(made_at, sets, recorded))
+    recorded, manifests = [witnesses(each) for each in sets], [each.manifest for each in sets]
+    made, by = max(map(made_at, sets, recorded)), map(made_by, manifests, recorded)
     features = [_feature(opened, name) for name in opened.features]
-    is_tag = bool(opened.settings.version)
-    writer = None if is_tag else _writer(opened.cache_path, sets)
-    unpublished = 0 if is_tag else sum(count_unpublished(e.path, e.manifest) for e in sets)
-    adopted = any(part.adopted is not None for each in sets for part in each.manifest.parts)
+    unpublished, holder = pending_of(opened)
+    writer = holder and {**holder._asdict(), "since": _in_iso(holder.since)}
+    parts = ((each, each.manifest.parts) for each in sets)
+    roots = (
+        root for each, some in parts for root in roots_of(each.path, some, each.settings.roots)
+    )
+    adopted = {root.key: root.path and str(root.path) for root in roots if root is not None}
     return {
         "path": str(opened.cache_path),
         "kind": "sets" if opened.sets else "adopted" if adopted else "cache",
@@ -117,11 +122,12 @@ def _info(opened: Generation) -> dict[str, object]:
         "bytes": sum(int(columns.nbytes.sum()) for columns in opened.index.features.values()),
         "generation": manifest.generation,
         "tags": tags_of_sets(opened.cache_path),
-        "made": {"when": _iso(made), "by": next(filter(None, map(made_by, recorded)), None)},
+        "made": {"when": _iso(made), "by": next(filter(None, by), None)},
         "writer": writer and {**writer, "utterances": unpublished},
         "unpublished": unpublished,
         "features": features,
         "annotations": {name: each.kind for name, each in manifest.annotations.items()},
+        "adopted": adopted,
     }
 
 
@@ -144,16 +150,6 @@ def _feature(opened: Generation, name: str) -> dict[str, object]:
     }
 
 
-def _writer(cache: Path, sets: Sequence[Generation]) -> dict[str, object] | None:
-    """Return who writes a cache, as its lock files say."""
-    places = every_directory(cache)
-    known = {part.name for each in sets for part in each.manifest.parts}
-    parts = (part for place in places for part in part_directories(place))
-    found = map(holder, (*places, *(part for part in parts if part.name not in known)))
-    at_work: Holder | None = next((each for each in found if may_live(each)), None)
-    return at_work and {**at_work._asdict(), "since": _in_iso(at_work.since)}
-
-
 def _iso(time: datetime) -> str:
     return time.isoformat(timespec="seconds")
 
@@ -171,10 +167,11 @@ def made_from(cache: Cache | CachePath) -> dict[str, object]:
     """Return what a cache was made from, and what was recorded of the run that made it, as JSON.
 
     "path", "generation", "utterances", "complete"; "made": when, in ISO 8601, that of the last
-    publish where it was not recorded; "fingerprint": what is compared when the cache is written or
-    opened, its declarations under "features"; "recorded": what explains it and is compared by
-    nobody, such as the versions of libraries and the source of functions; empty where nothing was.
-    Of features that were added later, the keys of both that differ are under "sets".
+    publish where it was not recorded; "by": the script or program; "fingerprint": what is compared
+    when the cache is written or opened, its declarations under "features"; "recorded": what
+    explains it and is compared by nobody, such as the versions of libraries and the source of
+    functions; empty where nothing was. Of features that were added later, the keys of both that
+    differ are under "sets".
 
     >>> import tempfile, featcache
     >>> path = tempfile.mkdtemp()
@@ -185,14 +182,16 @@ def made_from(cache: Cache | CachePath) -> dict[str, object]:
     opened = _opened(cache)
     with reading(opened.path):
         recorded = _recorded(opened)
-        sets = opened.sets.values() or [opened]
-        made = max(made_at(each, witnesses(each)) for each in sets)
+        sets = {each: witnesses(each) for each in opened.sets.values() or [opened]}
+        made = max(map(made_at, sets, sets.values()))
+        by = filter(None, (made_by(each.manifest, told) for each, told in sets.items()))
     return {
         "path": str(opened.path),
         "generation": opened.manifest.generation,
         "utterances": opened.manifest.rows,
         "complete": opened.manifest.complete,
         "made": _iso(made),
+        "by": next(by, None),
         "fingerprint": dict(opened.manifest.fingerprint),
         "recorded": recorded,
     }

@@ -268,11 +268,10 @@ class Cache(FeatureTable):
             dry_run: only look, and change nothing.
 
         A damaged manifest is restored from `manifests` where its hash or its `write_id`, still to
-        be read, proves which copy it was.
+        be read, proves which copy it was. What names the feature sets names those that are whole.
 
         Raises `CacheLockedError` while the cache is written, `CorruptCacheError` for another
-        damaged manifest and for damaged names of feature sets (put a copy back),
-        `StorageFullError` without room for the copies.
+        damaged manifest (put a copy back), `StorageFullError` without room for the copies.
         """
         from featcache.writing.repair import repair
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import inspect
 import re
+import tomllib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import get_origin
 
 import pytest
+from places import ROOT
 
 import featcache
 from featcache import espnet, samplers
+from featcache.interop import kaldi
+from featcache.loading import Packed, Padded
+
+MODULES = [*ROOT.glob("featcache/**/*.py"), *ROOT.glob("backends/**/*.py")]
 
 POSITIONAL = 3
 # names with more positional parameters, or none that is named, and why
@@ -107,3 +114,33 @@ def test_a_declaration_shows_its_settings() -> None:
     assert positional(featcache.ParallelConfig) == ["env", "n_workers", "options"]
     assert positional(featcache.FeatureLoader) == ["source", "features"]
     assert positional(featcache.open) == ["path"]
+
+
+# a keyword with its "=", and an extra of pip, as messages advise them
+ADVISED = re.compile(r"(?<![\w.{'<-])([a-z][a-z_]{2,})=(?=[A-Z\[{'\".,; )]|\d|$)(?!=)")
+EXTRA = re.compile(r"pip install '?featcache\[(\w+)\]")
+STRING = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
+OF_OTHERS = {"preserve_id", "use_distributed_sampler"}  # lhotse's and Lightning's
+OWN = {"snr", "steps"}  # an example; of a method that is inherited
+
+
+def said(path: Path) -> list[str]:
+    """The texts of a module that are no docstrings, without what is put in."""
+    code = re.sub(r'"""(.|\n)*?"""', "", path.read_text()).replace("\\n", " ")
+    return [re.sub(r"\{[^{}]*\}", "{}", text) for text in STRING.findall(code) if " " in text]
+
+
+def test_what_messages_advise_exists() -> None:
+    beside = [*vars(featcache.inspect).values(), *vars(kaldi).values()]
+    functions: list[Callable[..., object]] = [Packed, Padded]
+    functions += filter(inspect.isfunction, beside)
+    functions += [call for _, call in (*public(), *methods())]
+    known = {name for call in functions for name in inspect.signature(call).parameters}
+    texts = [text for path in sorted(MODULES) for text in said(path)]
+    advised = {name for text in texts for name in ADVISED.findall(text)}
+    assert len(advised) > 40
+    assert advised - OF_OTHERS - OWN <= known
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {name for text in texts for name in EXTRA.findall(text)}
+    assert "torch" in extras
+    assert extras <= project["optional-dependencies"].keys()

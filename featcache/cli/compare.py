@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -21,6 +21,7 @@ from featcache.cli.verb import (
     in_words,
     opened,
     place,
+    tell_pending,
     verb,
 )
 from featcache.errors import CorruptCacheError, FeatcacheError, counted
@@ -46,13 +47,13 @@ def verify(caches: tuple[str, ...], columns: bool, sample: int | None, as_json: 
     if columns and sample is not None:
         raise click.UsageError("--columns or --sample, not both")
     checked = "columns" if columns else "arrays" if sample is None else "sample"
-    told, paths = [], found(caches)
-    unread = False
+    told: list[dict[str, Any]] = []
+    paths, unread = found(caches)
     for path in paths:
         try:
             told.append(_verified(path, checked, sample))
         except FeatcacheError as error:
-            if len(paths) == 1:
+            if len(paths) == 1 and not unread:
                 raise
             unread = True
             say(shown(in_words(str(error)), lines=True), fg="red", err=True)
@@ -67,6 +68,7 @@ def verify(caches: tuple[str, ...], columns: bool, sample: int | None, as_json: 
 
 def _verified(path: str, checked: str, sample: int | None) -> dict[str, Any]:
     told: dict[str, Any] = {"path": path, "checked": checked, "bytes": 0, "utterances": 0}
+    told["unpublished"] = None  # of a cache that cannot be opened nobody knows
     begun = time.perf_counter()
     damaged: list[dict[str, Any]] = []
     elsewhere: list[dict[str, Any]] = []
@@ -76,6 +78,7 @@ def _verified(path: str, checked: str, sample: int | None) -> dict[str, Any]:
         cache = opened(path)
         count = len(cache) if sample is None else min(sample, len(cache))
         told |= {"utterances": len(cache), "utterances_checked": count}
+        told["unpublished"] = tell_pending(cache)
         begun = time.perf_counter()  # what is told is the time of reading
         if checked == "sample":
             told["bytes"], damaged, errors = _of_sample(cache, count)
@@ -274,8 +277,11 @@ def _only(one: Cache, other: Cache) -> list[str]:
 def _print_diff(told: Diff, shared: Sequence[str]) -> None:
     counts, values = told["ids"], told["values"]
     same = [counted(counts["both"], "id")]
-    equal = [] if values is None else [name for name in shared if name not in values]
-    same += [f"the values of {name}" for name in equal]
+    for name in [] if values is None else [name for name in shared if name not in values]:
+        longer = cast(Sequence[int], told["features"].get(name, {}).get("lengths", ()))
+        count = counts["both"] - sum(longer)
+        some = "" if count == counts["both"] else f" where it is as long ({count:,})"
+        same += [f"the values of {name}{some}"] if count else []
     alike = [name for name in shared if name not in told["features"]]
     if alike:
         same.append(f"how {' and '.join(alike)} {'is' if len(alike) == 1 else 'are'} stored")

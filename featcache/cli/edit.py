@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -12,8 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from featcache.cli.output import hint, print_json, print_table, say, shown, size
-from featcache.cli.verb import CACHE, JSON, NO, WHERE, end, in_words, opened, verb
-from featcache.errors import CacheError, ConfigError, counted
+from featcache.cli.verb import (
+    CACHE,
+    JSON,
+    NO,
+    WHERE,
+    end,
+    in_words,
+    json_of,
+    opened,
+    tell_pending,
+    verb,
+)
+from featcache.errors import CacheError, ConfigError, FeatcacheError, counted
 
 if TYPE_CHECKING:
     from featcache.store import Cache
@@ -79,6 +90,9 @@ def repair(cache: str, dry_run: bool, file: Any, as_json: bool) -> None:
     from featcache.store import repair as repaired
 
     told = repaired(cache, dry_run=dry_run)
+    pending = None
+    with contextlib.suppress(FeatcacheError):  # what is damaged cannot tell of it
+        pending = tell_pending(opened(cache))
     if file is not None:
         file.writelines(f"{id}\n" for id in told.lost_ids)
     if as_json:
@@ -88,6 +102,7 @@ def repair(cache: str, dry_run: bool, file: Any, as_json: bool) -> None:
             "saved": told.saved,
             "lost": [asdict(array) for array in told.lost],
             "unnamed": told.unnamed,
+            "unpublished": pending,
             "elsewhere": [{"container": e.container, "pages": e.pages} for e in told.elsewhere],
         }
         for name in ("rebuilt", "annotations", "set_aside", "left"):
@@ -286,7 +301,7 @@ def accept(cache: str, fingerprint: Any, yes: bool, as_json: bool) -> None:
     from featcache.format.fingerprint import cache_fingerprint, differences
     from featcache.writing.session import accept as accepted
 
-    wanted = json.load(fingerprint)
+    wanted = json_of(fingerprint)
     if not isinstance(wanted, dict):
         raise ConfigError("a fingerprint is a JSON object")
     whole = opened(cache)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from datetime import datetime
@@ -14,6 +13,7 @@ import click
 from featcache.cli.output import (
     ago,
     duration,
+    has_unicode,
     is_quiet,
     number,
     print_json,
@@ -23,7 +23,18 @@ from featcache.cli.output import (
     shown,
     size,
 )
-from featcache.cli.verb import CACHES, IMPOSSIBLE, JSON, NO, end, found, in_words, opened, verb
+from featcache.cli.verb import (
+    CACHES,
+    IMPOSSIBLE,
+    JSON,
+    NO,
+    end,
+    found,
+    in_words,
+    json_of,
+    opened,
+    verb,
+)
 from featcache.errors import StaleCacheError, counted
 
 Info = dict[str, Any]  # as `inspect.info` returns it
@@ -58,8 +69,8 @@ def info(
         raise click.UsageError(f"--require takes complete or fresh, not {sorted(unknown)[0]!r}")
     if ("fresh" in required) != (fingerprint is not None):
         raise click.UsageError("--require fresh and --fingerprint FILE go together")
-    expected = None if fingerprint is None else json.load(fingerprint)
-    paths = found(caches)
+    expected = None if fingerprint is None else json_of(fingerprint)
+    paths, unread = found(caches)
     told = _watched(paths) if watch and not as_json else [_info(path) for path in paths]
     if as_json:
         print_json("info", {"caches": told})
@@ -68,7 +79,7 @@ def info(
     for each in told:
         if each["error"]:
             say(shown(in_words(each["error"]), lines=True), fg="red", err=True)
-    if any(each["state"] == "damaged" for each in told):
+    if unread or any(each["state"] == "damaged" for each in told):
         end(IMPOSSIBLE)
     lacking = [each for each in told if "complete" in required and each["state"] != "complete"]
     if lacking or (expected is not None and not _all_fresh(paths, expected)):
@@ -133,8 +144,13 @@ def _print_more(name: str, told: Info) -> None:
         say(_writer_line(told, None))
     if told["expected"] is not None and told["state"] == "incomplete":
         say(shown(f"{name}: {told['utterances']:,} of {told['expected']:,} expected"))
-    if told["kind"] == "adopted":
-        say(shown(f"{name}: adopted, the bytes stay where they were"))
+    for key, place in told["adopted"].items():
+        is_there = place is not None and Path(place).is_dir()
+        where = (
+            f"the bytes of {key!r} stay in {place}" if place else f"nothing says where {key!r} is"
+        )
+        missing = "" if is_there else ", which is not there; adopted.json says where it is"
+        say(shown(f"{name}: adopted, {where}{missing}"), fg=None if is_there else "red")
     if told["unpublished"] and not told["writer"]:
         left = counted(told["unpublished"], "utterance")
         say(shown(f"{name}: {left} left by a killed writer; see: featcache recover {told['path']}"))
@@ -177,7 +193,7 @@ def _writer_line(told: Info, rate: float | None) -> str:
         words.append(f"{counted(done, 'utterance')} so far")
     if rate:
         words.append(f"{rate:,.0f}/s")
-        if expected:
+        if expected and expected > done:
             words.append(f"{duration((expected - done) / rate)} left")
     since = f", since {_clock(writer['since'])}" if writer["since"] else ""
     words.append(f"by {writer['host']}, process {writer['pid']}{since}")
@@ -193,7 +209,8 @@ def _clock(when: str) -> str:
 
 def _bar(share: float) -> str:
     full = min(round(share * _BAR), _BAR)
-    return "█" * full + "░" * (_BAR - full)
+    dark, light = "█░" if has_unicode() else "#."
+    return dark * full + light * (_BAR - full)
 
 
 def _watched(paths: list[str]) -> list[Info]:

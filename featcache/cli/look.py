@@ -30,7 +30,7 @@ from featcache.cli.output import (
     shown,
     value_text,
 )
-from featcache.cli.verb import CACHE, JSON, NO, WHERE, end, opened, verb
+from featcache.cli.verb import CACHE, JSON, NO, WHERE, end, opened, tell_pending, verb
 from featcache.errors import KeyNotFoundError, MissingDependencyError, counted, nearest
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def ls(
         _write_rows(table, {name: of_table[name] for name in names}, form, output)
     if output is None and form == "table":
         hint(f"{len(table):,} shown, {matched:,} match, of {len(whole):,}")
+    tell_pending(whole)
     if not matched:
         end(NO)
 
@@ -169,7 +170,8 @@ def stats(
         dead = int((deviation < _DEAD).sum()) if each.count else 0
         rows.append([
             name, number(each.count), str(deviation.size),
-            *(value_text(float(part.mean())) for part in (each.mean, deviation)),
+            *(value_text(float(part.mean()) if each.count else None)
+              for part in (each.mean, deviation)),
             value_text(float(deviation.min())), value_text(float(deviation.max())), number(dead),
         ])  # fmt: skip
     head = ["feature", "frames", "dims", "mean", "deviation", "least", "most", "constant dims"]
@@ -205,11 +207,9 @@ def made_from(cache: str, key: str | None, source: bool, as_json: bool) -> None:
     KEY chooses a part of it, such as fbank, or recorded.command.
     """
     from featcache import inspect
-    from featcache.reading.opening import made_by
 
     told = inspect.made_from(opened(cache))
-    recorded = dict(cast(Mapping[str, Any], told["recorded"]))
-    by = made_by(recorded)
+    recorded, by = dict(cast(Mapping[str, Any], told["recorded"])), told["by"]
     sources = recorded.get("sources") or {}
     if not source:
         recorded.pop("sources", None)
@@ -307,17 +307,20 @@ def show(
     if output is not None and Path(output).suffix not in (".npy", ".png"):
         raise click.UsageError(f"-o writes .npy or .png, not {output!r}")
     whole.rows(ids)  # all ids are there, before anything is printed
+    documents: list[dict[str, object]] = []
     for id in ids:
         arrays = {name: _read(whole, id, name, start, stop) for name in features}
         told = {name: _described(array) for name, array in arrays.items()}
         row = int(whole.rows([id])[0])
         notes = {name: whole.annotation(name)[row] for name in whole.annotations}
         if as_json:
-            print_json("show", {"id": id, "features": told, "annotations": plain(notes)})
+            documents.append({"id": id, "features": told, "annotations": plain(notes)})
         else:
             _print(id, arrays, told, notes)
         if output is not None:
             _write(Path(output), arrays[features[0]])
+    if as_json:
+        print_json("show", documents[0] if len(ids) == 1 else {"utterances": documents})
 
 
 def _write(file: Path, array: NDArray[Any]) -> None:

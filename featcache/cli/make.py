@@ -12,13 +12,14 @@ import click
 import numpy as np
 
 from featcache.cli.output import duration, hint, is_quiet, print_json, print_table, say, shown, size
-from featcache.cli.verb import CACHES, JSON, opened, place, verb
+from featcache.cli.verb import CACHES, JSON, opened, place, tell_pending, verb
 from featcache.errors import UnknownNameError, counted, nearest
 
 if TYPE_CHECKING:
     from featcache.adoptable import TimeAxis
     from featcache.declaration import FeatureStorageConfig
     from featcache.extraction.estimate import StorageEstimate
+    from featcache.report_page import Report
     from featcache.store import Cache
 
 _LEVELS = {"fault": "red", "look": "yellow"}  # of findings
@@ -191,8 +192,11 @@ def report(
     from featcache import inspect
 
     begun = time.perf_counter()
+    looked_at = [opened(each) for each in caches]
+    for cache in looked_at:
+        tell_pending(cache)
     told = inspect.report(
-        [opened(each) for each in caches],
+        looked_at,
         output,
         pictures=pictures,
         sample=_sample(sample),
@@ -200,18 +204,29 @@ def report(
     )
     took = duration(time.perf_counter() - begun)
     if as_json:
-        found = [{"kind": e.kind, "count": e.count, "ids": list(e.ids)} for e in told.findings]
+        found = [
+            {"cache": e.cache, "kind": e.kind, "count": e.count, "ids": list(e.ids)}
+            for e in told.findings
+        ]
         whole = {"path": str(told.path), "bytes": told.bytes, "sampled": told.sampled}
         print_json("report", {**whole, "of": told.of, "findings": found})
     else:
-        which = f"{told.sampled:,} of {told.of:,}" if told.sampled < told.of else f"all {told.of:,}"
-        say(shown(f"{told.path}  {size(told.bytes)}, values of {which} utterances, {took}"))
-        for each in told.findings:
-            say(shown(f"  {each.text}"), fg=_LEVELS.get(each.level))
+        _print_report(told, took, several=len(caches) > 1)
     if browse:
         import webbrowser
 
         webbrowser.open(Path(told.path).absolute().as_uri())
+
+
+def _print_report(told: Report, took: str, *, several: bool) -> None:
+    which = f"{told.sampled:,} of {told.of:,}" if told.sampled < told.of else f"all {told.of:,}"
+    say(shown(f"{told.path}  {size(told.bytes)}, values of {which} utterances, {took}"))
+    named = ""
+    for each in told.findings:
+        if several and each.cache != named:
+            say(shown(f"  {each.cache}"), bold=True)
+            named = each.cache
+        say(shown(f"  {each.text}"), fg=_LEVELS.get(each.level))
 
 
 def _sample(text: str | None) -> int | Literal["all"] | None:

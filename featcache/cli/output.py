@@ -175,7 +175,7 @@ def print_table(
         return (" " * _GAP).join(parts).rstrip()
 
     say(line(heads, bold=True))
-    told = (line(row, bold=False) for row in chain(first, lines))
+    told = filter(None, (line(row, bold=False) for row in chain(first, lines)))
     while some := "\n".join(islice(told, _MEASURED)):
         say(some)
     if count < len(columns):
@@ -233,7 +233,7 @@ def value_text(value: float | None) -> str:
     >>> value_text(-24.6789), value_text(None)
     ('-24.68', '-')
     """
-    return "-" if value is None else f"{value:.4g}"
+    return "-" if value is None or value != value else f"{value:.4g}"
 
 
 def duration(seconds: float) -> str:

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import click
 
 from featcache._progress import without_bars
 from featcache.cli import reason, settle_output
 from featcache.cli.output import be_quiet, hint, is_quiet, print_json, say, shown
-from featcache.errors import CacheLockedError, FeatcacheError, NotACacheError
+from featcache.errors import (
+    CacheLockedError,
+    ConfigError,
+    FeatcacheError,
+    NotACacheError,
+    counted,
+)
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -122,18 +130,21 @@ def _silence() -> Iterator[None]:
 
 # of the library's messages, which say what to do in Python
 _WORDS = {
-    "overwrite=True": "--overwrite",
-    "drop_tags=True": "--drop-tags",
     "featcache.store.repair(path) (first with dry_run=True)": "featcache repair (--dry-run first)",
     "featcache.store.repair(path)": "featcache repair",
-    "unknown='skip'": "--unknown skip",
     "call collect() of the cache once, opened without that": "run featcache collect on it once",
     "call collect() of it once": "run featcache collect on it once",
     "as check_reads needs": "as verify needs",
     "opening the cache with verify='arrays' tells": "featcache verify tells",
     " (or open the cache with featcache.open to read it)": "",
     " (settings of featcache.adopt, such as kind=, are given as adopting={'kind': ...})": "",
-    "give kind=, ": "give --kind, ",
+    "cache.repair()": "featcache repair",
+    "Cache.delete": "featcache delete",
+    "featcache.convert makes a cache of it, by a copy (adopting= takes the settings of adopt)": (
+        "featcache convert makes a cache of it, by a copy"
+    ),
+    "open the cache with roots={": "write its place into adopted.json in the cache: {",
+    "open the cache without version= to": "name it without @TAG to",
 }
 
 
@@ -158,10 +169,28 @@ def _log_to_stderr() -> Iterator[None]:
 
 
 def in_words(text: str) -> str:
-    """Return a message of the library in the words of the command line."""
+    """Return a message of the library in the words of the command line.
+
+    Arguments that it advises become options, where the verb has them.
+    """
     for python, word in _WORDS.items():
         text = text.replace(python, word)
+    context = click.get_current_context(silent=True)
+    for each in context.command.params if context else ():
+        if isinstance(each, click.Option):
+            name, option = rf"(?<![\w.]){each.name}=", each.opts[-1]
+            text = re.sub(rf"{name}(True\b|(?=\W|$)(?!'))", option, text)
+            text = re.sub(rf"{name}'(\w+)'", rf"{option} \1", text)
+            text = re.sub(rf"{name}('[^']*'|\d+\b)", rf"{option} \1", text)
     return text
+
+
+def json_of(file: IO[str]) -> Any:
+    """Read JSON from a file that is named on the command line."""
+    try:
+        return json.load(file)
+    except ValueError as error:
+        raise ConfigError(f"{file.name!r} is no JSON: {error}") from error
 
 
 @contextlib.contextmanager
@@ -223,23 +252,50 @@ def opened(text: str | Path, *, version: str | None = None, check_reads: bool = 
     return Cache(open_generation(directory(text, "a cache").absolute(), None, settings))
 
 
-def found(texts: tuple[str, ...]) -> list[str]:
-    """Return the caches that are named, and those that lie below a folder that is named."""
+def tell_pending(cache: Cache) -> int | None:
+    """Print how many utterances are in no generation yet, if any are.
+
+    Return their number; None where damage, or a lack of rights, hides it.
+    """
+    from featcache.reading.unpublished import pending_of
+
+    try:
+        count, writer = pending_of(cache.opened)
+    except OSError as error:
+        hint(in_words(reason(error)))
+        return None
+    if count and writer is None:
+        left = f"{counted(count, 'utterance')} left by a killed writer"
+        hint(f"{cache.path}: {left}, not counted here; see: featcache recover {cache.path}")
+    elif count:
+        writes = f"{writer.host}, process {writer.pid}" if writer else ""
+        hint(f"{cache.path}: {counted(count, 'utterance')} more, being written by {writes}")
+    return count
+
+
+def found(texts: tuple[str, ...]) -> tuple[list[str], bool]:
+    """Return the caches that are named, and those that lie below a folder that is named.
+
+    Also whether a folder could not be looked into, which is told.
+    """
     caches: list[str] = []
+    refused: list[PermissionError] = []
     for text in texts:
-        within = list(_below(Path(text), _DEEPEST)) if Path(text).is_dir() else [text]
-        if not within:
+        within = list(_below(Path(text), _DEEPEST, refused)) if Path(text).is_dir() else [text]
+        if not within and not refused:
             raise NotACacheError(f"there is no cache in {text!r}, nor in a folder below it")
         caches += within
-    return caches
+    for error in refused:
+        say(shown(reason(error)), fg="red", err=True)
+    return caches, bool(refused)
 
 
-def _below(folder: Path, levels: int) -> Iterator[str]:
-    if (folder / "featcache.json").exists():
-        yield str(folder)
-    elif levels:
-        for each in sorted(each for each in folder.iterdir() if each.is_dir()):
-            try:
-                yield from _below(each, levels - 1)
-            except PermissionError as error:
-                hint(reason(error))
+def _below(folder: Path, levels: int, refused: list[PermissionError]) -> Iterator[str]:
+    try:
+        if (folder / "featcache.json").exists():
+            yield str(folder)
+        elif levels:
+            for each in sorted(each for each in folder.iterdir() if each.is_dir()):
+                yield from _below(each, levels - 1, refused)
+    except PermissionError as error:
+        refused.append(error)

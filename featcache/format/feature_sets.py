@@ -23,6 +23,7 @@ from featcache.format.files import (
 from featcache.format.manifest import (
     FORMAT_VERSION,
     NAME,
+    NAME_SETS,
     OUTER,
     OWN,
     SETS,
@@ -49,8 +50,8 @@ def set_names(cache: Path, manifest: Manifest | None = None) -> tuple[str, ...] 
         return read_as(tuple[Name, ...], (outer or {})[SETS])
     except NOT_AS_WRITTEN as error:
         raise CorruptCacheError(
-            f"{str(cache / OUTER)!r} is lost or damaged, with the names of the feature sets: put "
-            "it back, or remove it and write a feature of a set again"
+            f"{str(cache / OUTER)!r} is lost or damaged, with the names of the feature sets; "
+            f"{NAME_SETS}"
         ) from error
 
 

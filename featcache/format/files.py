@@ -13,6 +13,7 @@ import operator
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
@@ -462,3 +463,13 @@ def _instance(kind: type, value: object) -> object:
     if not isinstance(value, kind):
         raise ValueError(f"{value!r} is not of type {kind.__name__}")
     return value
+
+
+# The program that writes a cache, as the cache says it.
+
+
+def program() -> str:
+    """Return the name of the program that runs."""
+    path = Path(sys.argv[0] if sys.argv else "")
+    named = {"": "Python", "-c": "python -c", "__main__.py": path.parent.name}
+    return named.get(path.name, path.name)

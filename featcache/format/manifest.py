@@ -49,6 +49,7 @@ from featcache.format.files import (
     open_there,
     pack_for_readers,
     pack_json,
+    program,
     read_as,
     read_within,
     reading,
@@ -146,6 +147,7 @@ NAME = "featcache.json"
 SETS = "sets"  # feature sets, each a cache of its own; the kind of the file that names them
 OWN = "."  # the name there of the features that a cache began with
 OUTER = "sets/featcache.json"
+NAME_SETS = "put it back, or name the feature sets again: featcache.store.repair(path)"
 
 
 def cache_of_set(directory: Path) -> Path | None:
@@ -224,7 +226,12 @@ def _read(directory: Path, file: str) -> dict[str, object] | None:
         data = read_within(directory, file)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    content = unpack_json(data, repr(str(directory / file)))
+    try:
+        content = unpack_json(data, repr(str(directory / file)))
+    except CorruptCacheError as error:
+        if file != OUTER:
+            raise
+        raise CorruptCacheError(f"{error}; {NAME_SETS}") from error
     return content if isinstance(content, dict) else None
 
 
@@ -283,6 +290,7 @@ class Manifest:
     complete: bool = False
     expected: Expected | None = None
     rows: int = 0
+    by: str = field(default="", metadata=OPTIONAL)  # the program that began the build
     # shape of a frame; known after the first array
     dims: Mapping[Name, tuple[int, ...]] = field(default_factory=dict)
     parts: tuple[PartEntry, ...] = ()
@@ -342,7 +350,8 @@ class Manifest:
     def begun_anew(self, made_from: Mapping[str, object]) -> Manifest:
         """Add to the build that readers see, where what it holds is made from this, or nothing."""
         made_of = digest_of_canonical(made_from)
-        return replace(self._given_up(), fingerprint=made_from, building_fingerprint=made_of)
+        begun = replace(self._given_up(), fingerprint=made_from, building_fingerprint=made_of)
+        return replace(begun, by=self.by if self.rows else program())
 
     def accepting(self, made_from: Mapping[str, object]) -> Manifest:
         """Take what readers see for made from this, too; an overwrite is given up."""
@@ -370,6 +379,7 @@ class Manifest:
             building_parts=(),
             files=stay | {**new},
             accepted=accepted,
+            by=program() if aside else self.by,
         )
 
     def _given_up(self) -> Manifest:
@@ -444,14 +454,15 @@ def refuse_other_formats(cache: Path) -> None:
         read_manifest(cache)
 
 
-def read_manifest(cache: Path, file: str = NAME) -> Manifest:
+def read_manifest(cache: Path, file: str = NAME, *, alone: bool = False) -> Manifest:
     """Read the current generation, or that of another file.
 
-    Raises `NotACacheError`, `FormatVersionError` or `CorruptCacheError`, and says what is there.
+    With `alone`, an edit of several feature sets counts only where it is in its place. Raises
+    `NotACacheError`, `FormatVersionError` or `CorruptCacheError`, and says what is there.
     """
     content = read_content(cache, file)
     try:
-        if file == NAME:
+        if file == NAME and not alone:
             content = in_force(cache, content)
         _check_version(cache, content)
         if content.get("kind") == SETS:

@@ -105,15 +105,15 @@ def origin(opened: Generation) -> str:
         when = ago(time.time() - made_at(opened, recorded).timestamp())
     except (OSError, ValueError, OverflowError):
         when = "at a time that cannot be read"
-    script = made_by(recorded)
+    script = made_by(opened.manifest, recorded)
     return f"made {when}" + (f" by {script}" if script and script.isprintable() else "")
 
 
-def made_by(recorded: Mapping[str, object]) -> str | None:
+def made_by(manifest: Manifest, recorded: Mapping[str, object]) -> str | None:
     """Return the script that made a cache; None where none was recorded."""
     words = _words(recorded.get(COMMAND))
     name = next((word for word in words if word.endswith(".py")), "".join(words[:1]))
-    return Path(name).name or None
+    return Path(name).name or manifest.by or None
 
 
 def _words(command: object) -> list[str]:
@@ -386,6 +386,7 @@ def _manifest(sets: Mapping[str, Generation], rows: int) -> Manifest:
         complete=whole and all({*_missing(each, sets)} <= {*each.failed} for each in sets.values()),
         expected=Expected(max(expected), "") if len(expected) == len(manifests) else None,
         rows=rows,
+        by=next(filter(None, (one.by for one in manifests)), ""),
         dims={name: dims for one in manifests for name, dims in one.dims.items()},
         # the first set that has an annotation counts
         annotations={
@@ -562,7 +563,8 @@ def check_complete(opened: Generation, *, allow_incomplete: bool = False) -> Non
     raise IncompleteError(
         f"cache {str(path)!r} is incomplete: {there}; go on with what fills it "
         "(cache_features, extract, CacheWriter; publish(complete=True) of a read-through), or "
-        "read what is there: allow_incomplete=True"
+        "take what is there: FeatureDataset, FeatureLoader, FeatureStorage.attach and "
+        "GlobalMVN.from_cache have allow_incomplete=True, and featcache.open reads it as it is"
     )
 
 

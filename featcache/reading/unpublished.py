@@ -16,10 +16,11 @@ from typing import NamedTuple
 import numpy as np
 
 from featcache.container_files import bytes_at
-from featcache.container_files.lock import HOLDER, holder, is_locked, may_live
+from featcache.container_files.lock import HOLDER, Holder, holder, is_locked, may_live
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CorruptCacheError
 from featcache.format.annotation_columns import Column
+from featcache.format.feature_sets import every_directory
 from featcache.format.files import open_within
 from featcache.format.index import UNKNOWN, Index, Stamps
 from featcache.format.journal import NAME, Header, Placed, Utterance, read_journal, record_of
@@ -36,6 +37,7 @@ from featcache.format.part import (
 )
 from featcache.interface import Array, EncodedArray, Ints
 from featcache.reading.feature_arrays import FeatureArrays, OpenedPart, joined
+from featcache.reading.generation import Generation
 
 # The journal of a part that another process may be writing, read on as it grows.
 
@@ -295,3 +297,22 @@ def count_unpublished(cache: Path, manifest: Manifest) -> int:
         else:
             count += len(found.utterances)
     return count
+
+
+class Pending(NamedTuple):
+    """Utterances of a cache that are durable and in no generation yet, and who writes it."""
+
+    utterances: int = 0
+    writer: Holder | None = None  # None: nobody, so that a writer that was killed has left them
+
+
+def pending_of(opened: Generation) -> Pending:
+    """Return what is pending of a cache; of a version nothing is."""
+    if opened.settings.version:
+        return Pending()
+    sets, places = list(opened.sets.values()) or [opened], every_directory(opened.cache_path)
+    known = {part.name for each in sets for part in each.manifest.parts}
+    parts = (part for place in places for part in part_directories(place))
+    found = map(holder, (*places, *(part for part in parts if part.name not in known)))
+    writer = next((each for each in found if may_live(each)), None)
+    return Pending(sum(count_unpublished(each.path, each.manifest) for each in sets), writer)

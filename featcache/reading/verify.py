@@ -8,10 +8,11 @@ import functools
 import itertools
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, ParamSpec
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import xxhash
@@ -40,6 +41,9 @@ from featcache.format.manifest import (
 from featcache.format.part import COLUMNS, SEAL, read_part
 from featcache.interface import Ints
 from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Containers, Roots
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 # Errors of reading that are damage, and not a lack of rights, of open files or of memory.
 
@@ -156,7 +160,9 @@ Damage = str | PageDamage
 
 
 Tell = Callable[[int], object]
+Item = TypeVar("Item")
 _PAGES_AT_ONCE = 256
+_THREADS = 2  # while one reads, the other hashes
 
 
 def nobody(nbytes: int) -> None:
@@ -200,18 +206,51 @@ def wrong_pages(descriptor: int, pages: Pages, tell: Tell = nobody) -> Ints:
     """
     wrong: list[int] = []
     size = os.fstat(descriptor).st_size
-    for first in range(0, len(pages), _PAGES_AT_ONCE):
-        expected = pages[first : first + _PAGES_AT_ONCE]
-        with unless_damaged():
-            found = pages_of(descriptor, first, _PAGES_AT_ONCE)
-            differ = np.ones(len(expected), bool)
-            differ[: len(found)] = found[: len(expected)] != expected[: len(found)]
-            wrong += (first + np.flatnonzero(differ)).tolist()
-            tell(min(len(found) * PAGE_BYTES, size - first * PAGE_BYTES))
-            continue
-        numbers = range(first, first + len(expected))  # one of them cannot be read: each by itself
-        wrong += [at for at in numbers if not _is_page(descriptor, at, int(pages[at]))]
+
+    def compare(first: int) -> list[int]:
+        return _wrong_from(descriptor, first, pages[first : first + _PAGES_AT_ONCE])
+
+    starts = range(0, len(pages), _PAGES_AT_ONCE)
+    for first, found in zip(starts, _in_threads(compare, starts), strict=True):
+        wrong += found
+        tell(max(min(_PAGES_AT_ONCE * PAGE_BYTES, size - first * PAGE_BYTES), 0))
     return np.array(wrong, np.int64)
+
+
+def _in_threads(work: Callable[[int], Item], numbers: Sequence[int]) -> Iterator[Item]:
+    """Yield what some work returns for each number, in order, done by a few threads.
+
+    An interrupt (Ctrl-C) waits for what they have begun, and for no more.
+    """
+    if len(numbers) < 2:  # a thread takes as long as a small file
+        yield from map(work, numbers)
+        return
+    from concurrent.futures import ThreadPoolExecutor  # whoever only opens a cache is quick without
+
+    coming: deque[Future[Item]] = deque()
+    with ThreadPoolExecutor(_THREADS) as pool:
+        try:
+            for number in numbers:
+                coming.append(pool.submit(work, number))
+                if len(coming) > _THREADS:
+                    yield coming.popleft().result()
+            while coming:
+                yield coming.popleft().result()
+        finally:
+            for each in coming:
+                each.cancel()
+
+
+def _wrong_from(descriptor: int, first: int, expected: Pages) -> list[int]:
+    """Return the numbers of those of some pages, from one on, that are not what was written."""
+    with unless_damaged():
+        found = pages_of(descriptor, first, len(expected))
+        differ = np.ones(len(expected), bool)
+        differ[: len(found)] = found != expected[: len(found)]
+        numbers: list[int] = (first + np.flatnonzero(differ)).tolist()
+        return numbers
+    of_pages = enumerate(expected.tolist(), first)  # one cannot be read: each by itself
+    return [number for number, page in of_pages if not _is_page(descriptor, number, page)]
 
 
 def _is_page(descriptor: int, number: int, expected: int) -> bool:

@@ -100,12 +100,14 @@ def _lengths_of(view: View, name: str, counts: LengthCounts) -> Html:
         if rare < counts.lengths[-1]
         else f"the longest has {rare:,}."
     )
+    if len(counts.lengths) == 1:
+        said = f"Each has {rare:,} frames of {name}."
     more = ""
     if beyond:
         are = "is" if beyond == 1 else "are"
         more = f" The chart ends before the longest: {beyond:,} {are} beyond it."
     unit = "frames" if frame_s is None else f"frames of {frame_s:g} s"
-    x = Axis(float(edges[0]), float(edges[-1]), unit)
+    x = Axis(float(edges[0]), float(edges[-1]), unit, whole=True)
     y = Axis(0, view.scales.tallest[name] * 1.05 or 1, "utterances", whole=True)
     borders = counts.borders(BUCKETS)
     marks = [Mark(each, f"bucket up to {each:,} frames") for each in borders if each < edges[-1]]

@@ -74,6 +74,9 @@ def write_page(
     try:
         aside.write_bytes(data)
         aside.replace(path)
+    except OSError as error:
+        error.filename = str(path)  # which is the one that was named
+        raise
     finally:
         aside.unlink(missing_ok=True)
     read = sum(len(each.chosen.rows) for each in caches)
@@ -121,8 +124,9 @@ def _name(facts: CacheFacts) -> str:
 
 def _head(views: Sequence[View], title: str) -> Html:
     facts = views[0].facts
-    generation, made = facts.opened.manifest.generation, facts.made_from.get("made")
-    lines = f"generation {generation}, made {day(made)}"
+    generation, by = facts.opened.manifest.generation, facts.made_from["by"]
+    made = f"made {day(facts.made_from['made'])}{f' by {by}' if by else ''}"
+    lines = f"generation {generation}, {made}"
     if len(views) > 1:
         lines = "two caches, one below the other, on the same axes"
     return joined(

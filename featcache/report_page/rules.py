@@ -20,6 +20,10 @@ EQUAL_FRAMES = 3  # in a row
 CLIPPED = 0.01  # of the values of an utterance
 DEVIATIONS = 6.0  # of means and deviations from those of others
 LOG_DEVIATIONS = 4.0  # of logarithms: of frames, and of frames a character
+# The limit of n values is higher by FEW / n^2, since few of them tell the median distance badly:
+# with it, one of n normal numbers, 5 to 50, is odd in 1 of 10,000 samples (simulated, 40,000 of
+# each n), without it in 8 of 100 samples of 5 and 4 of 1,000 samples of 20.
+FEW = 1500.0
 SAME_LENGTHS = 0.9  # of the utterances, for features without frame_s to go in step
 TOKENS_ALIKE = 10  # frames of one token all along
 DEAD = 1e-6  # deviation of a dim
@@ -39,12 +43,13 @@ RULES = {
     "clipped": f"more than {100 * CLIPPED:.0f} % of its values are the least or the largest of "
     "the cache, and more than one, if that is not zero",
     "level": f"its mean is more than {DEVIATIONS:.0f} robust deviations from the median "
-    "(1.4826 times the median distance to it)",
-    "spread": f"its deviation is more than {DEVIATIONS:.0f} robust deviations from the median",
+    f"(1.4826 times the median distance to it; of n utterances {FEW:,.0f} / n² more)",
+    "spread": f"its deviation is more than {DEVIATIONS:.0f} robust deviations from the median, "
+    "as above",
     "length": f"the logarithm of its frames is more than {LOG_DEVIATIONS:.0f} robust deviations "
-    "from the median",
+    "from the median, as above",
     "speech rate": "the logarithm of its frames a character is more than "
-    f"{LOG_DEVIATIONS:.0f} robust deviations from the median",
+    f"{LOG_DEVIATIONS:.0f} robust deviations from the median, as above",
 }
 
 
@@ -90,6 +95,12 @@ def robust_deviations(values: Floats) -> Floats:
     spread = 1.4826 * np.median(np.abs(known - median))
     distance = np.abs(values - median)
     return distance / spread if spread else np.zeros(len(values))
+
+
+def far_away(away: Floats, limit: float) -> Ints:
+    """Return the places of robust deviations beyond a limit, which rises where few are known."""
+    known = max(int(np.isfinite(away).sum()), 1)
+    return np.flatnonzero(away > limit + FEW / known**2)
 
 
 def oddities(
@@ -147,7 +158,7 @@ def _of_quantities(found: FeatureValues, varies: Ints) -> Iterator[Oddity]:
     for kind, what, values in numbers:
         kept = np.where(varies, values, np.nan)
         away = robust_deviations(kept)
-        far = np.flatnonzero(away > DEVIATIONS)
+        far = far_away(away, DEVIATIONS)
         usual = np.nanmedian(kept) if np.isfinite(kept).any() else 0.0
 
         def says(at: int, what=what, values=values, far=far, away=away, usual=usual) -> str:  # type: ignore[no-untyped-def]
@@ -185,7 +196,7 @@ def _of_lengths(name: str, frames: Ints) -> Iterator[Oddity]:
     logs = np.full(len(frames), np.nan)
     logs[frames > 0] = np.log(frames[frames > 0])
     away = robust_deviations(logs)
-    far = np.flatnonzero(away > LOG_DEVIATIONS)
+    far = far_away(away, LOG_DEVIATIONS)
     usual = float(np.median(frames)) if len(frames) else 0.0
     yield from Oddity.of(
         "length", name, far, away[far],
@@ -258,7 +269,7 @@ def _speech_rate(feature: str, frames: Ints, text: str, characters: Ints) -> Ite
     rates = np.full(len(frames), np.nan)
     rates[there] = frames[there] / characters[there]
     away = robust_deviations(np.log(rates))
-    far = np.flatnonzero(away > LOG_DEVIATIONS)
+    far = far_away(away, LOG_DEVIATIONS)
     usual = float(np.median(rates[there])) if there.any() else 0.0
 
     def says(at: int) -> str:

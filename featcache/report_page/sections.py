@@ -101,6 +101,7 @@ def origin(view: View) -> Html:
     recorded = cast(Mapping[str, object], facts.made_from.get("recorded", {}))
     command = recorded.get("command")
     words = command if isinstance(command, list) else [command] if command else []
+    by = " ".join(map(str, words or filter(None, [facts.made_from["by"]])))
     expected = manifest.expected
     missing = None
     if expected is not None:
@@ -114,8 +115,8 @@ def origin(view: View) -> Html:
         )
     pairs: list[tuple[str, Child]] = [
         ("directory", element("code", facts.path)),
-        ("made", day(facts.made_from.get("made", "at an unknown time"))),
-        ("by", element("code", " ".join(map(str, words))) if words else "not recorded"),
+        ("made", day(facts.made_from["made"])),
+        ("by", element("code", by) if by else "not recorded"),
         ("generation", number(manifest.generation, view.named("generation"))),
         (
             "expected",

@@ -22,11 +22,11 @@ from featcache.writing.sets import directory_to_write
 class CacheWriter:
     """Write a cache: start it, or go on with what is there.
 
-    What an earlier writer committed before it died is recovered first. As a context manager it
-    publishes the cache as complete at the end; after an error all that was written is kept and
-    published as incomplete, or, when it would take the place of a cache to be overwritten, kept
-    beside that. A writer that nobody closed does the same when it is dropped or its process ends,
-    with a warning.
+    What an earlier writer committed before it died is recovered first, which the log tells at INFO.
+    As a context manager it publishes the cache as complete at the end; after an error all that was
+    written is kept and published as incomplete, or, when it would take the place of a cache to be
+    overwritten, kept beside that. A writer that nobody closed does the same when it is dropped or
+    its process ends, with a warning.
 
     Threads may share a writer; a process that is forked from its own is refused, and pickling it
     is, too.

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -23,7 +22,7 @@ from featcache.container_files import sync_directory
 from featcache.container_files.lock import Held, WriterLock
 from featcache.errors import CacheError, CacheLockedError, FeatcacheError
 from featcache.format.columns import ColumnFile
-from featcache.format.files import entries, explained, remove_unfinished
+from featcache.format.files import entries, explained, program, remove_unfinished
 from featcache.format.fingerprint import digest_of_canonical
 from featcache.format.index import Index
 from featcache.format.journal import Header, read_journal
@@ -336,7 +335,7 @@ def write_readme(cache: Path, manifest: Manifest) -> None:
             state="complete" if manifest.complete else "not complete",
             generation=manifest.generation,
             when=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            program=Path(sys.argv[0]).name or "Python",
+            program=program(),
             path=cache.name,
         )
         page = cache / README

@@ -38,6 +38,8 @@ from featcache.format.index import (
 from featcache.format.journal import Header
 from featcache.format.manifest import (
     NAME,
+    NEXT,
+    OUTER,
     OWN,
     PARTS,
     SETS,
@@ -82,7 +84,7 @@ from featcache.writing.publish import (
     prepared,
 )
 from featcache.writing.recover import DAMAGED, still_written
-from featcache.writing.sets import write_together
+from featcache.writing.sets import name_whole_sets, write_together
 
 # The outcome of a repair, done or only looked at.
 
@@ -141,7 +143,8 @@ class Repair:
 def repair(cache: Path, roots: Roots = NO_ROOTS, *, dry_run: bool = False) -> Repair:
     """Repair a cache, as `Cache.repair` says, also one that cannot be opened."""
     with reading(cache):
-        manifests = _manifests(cache)
+        aside = _lost_names(cache)
+        manifests = _manifests(cache, alone=aside is not None)
     with ExitStack() as stack:
         if dry_run:
             with reading(cache), _looking([*manifests]) as tell:
@@ -150,7 +153,9 @@ def repair(cache: Path, roots: Roots = NO_ROOTS, *, dry_run: bool = False) -> Re
                     for each, (manifest, _) in manifests.items()
                 ]
                 outcome = _outcome(cache, found, done=False)
-                return _with_restored(cache, manifests, outcome)
+                return _with_restored(cache, manifests, aside, outcome)
+        if aside is not None:
+            _name_sets(cache, aside)
         for directory, (_, copy) in manifests.items():
             if copy is not None:
                 _restore(directory)
@@ -168,7 +173,7 @@ def repair(cache: Path, roots: Roots = NO_ROOTS, *, dry_run: bool = False) -> Re
                 work.remove_unsealed()
         annotations = sorted({name for work in works for name in work.annotations})
         outcome = replace(outcome, annotations=tuple(annotations))
-        return _with_restored(cache, manifests, outcome)
+        return _with_restored(cache, manifests, aside, outcome)
 
 
 def _damage_of(directory: Path, manifest: Manifest, roots: Roots, tell: Tell) -> CacheDamage:
@@ -238,21 +243,26 @@ def _joined(one: Repair, other: Repair) -> Repair:
     )
 
 
+# What names the feature sets is made anew, as a writer makes one that is lost.
 # A damaged `featcache.json` is restored where something proves which of the kept ones it was.
 
 Manifests = dict[Path, tuple[Manifest, str | None]]  # with what a damaged one is set aside as
 
 
-def _manifests(cache: Path) -> Manifests:
-    """Read the manifests of all feature sets of a cache, or of damaged ones the copies."""
-    own = _manifest_of(cache)
-    directories = set_directories(cache, set_names(cache, own[0]) or ()).values()
-    return {each: own if each == cache else _manifest_of(each) for each in directories}
+def _manifests(cache: Path, *, alone: bool) -> Manifests:
+    """Read the manifests of all feature sets of a cache, or of damaged ones the copies.
+
+    They are `alone` where what names the sets is lost.
+    """
+    own = _manifest_of(cache, alone)
+    names = () if alone else set_names(cache, own[0]) or ()
+    directories = set_directories(cache, names).values()
+    return {each: own if each == cache else _manifest_of(each, alone) for each in directories}
 
 
-def _manifest_of(directory: Path) -> tuple[Manifest, str | None]:
+def _manifest_of(directory: Path, alone: bool = False) -> tuple[Manifest, str | None]:
     try:
-        return read_manifest(directory), None
+        return read_manifest(directory, alone=alone), None
     except CorruptCacheError:
         name = proven_generation(directory)
         if name is None:
@@ -270,12 +280,58 @@ def _restore(directory: Path) -> None:
             write_durably(directory / NAME, data)
 
 
-def _with_restored(cache: Path, manifests: Manifests, outcome: Repair) -> Repair:
+def _lost_names(cache: Path) -> str | None:
+    """Return as what the damaged file is set aside that names feature sets; None: it is whole.
+
+    "" is one that is not there. Raises `CorruptCacheError` where it may have named an edit of
+    several sets that is not in its place yet.
+    """
+    own = _manifest_of(cache, alone=True)[0]
+    try:
+        set_names(cache, own)
+    except CorruptCacheError:
+        if any((each / NEXT).exists() for each in set_directories(cache, ()).values()):
+            raise
+        file = cache / OUTER
+        if not file.exists():
+            return ""
+        return f"{OUTER}.{digest(file.read_bytes())[:8]}{DAMAGED}"
+    return None
+
+
+def _name_sets(cache: Path, aside: str) -> None:
+    """Name the feature sets of a cache again, those that are whole."""
+    with WriterLock(cache / SETS):
+        if aside and _lost_names(cache) == aside:  # another one may have done it
+            _keep(cache / OUTER, cache / aside)
+            sync_directory(cache / SETS)
+            (cache / OUTER).unlink()
+        if not (cache / OUTER).exists():
+            name_whole_sets(cache)
+
+
+def _with_restored(
+    cache: Path, manifests: Manifests, of_names: str | None, outcome: Repair
+) -> Repair:
     restored = [(each, aside) for each, (_, aside) in manifests.items() if aside is not None]
-    names = tuple((each / NAME).relative_to(cache).as_posix() for each, _ in restored)
-    kept = tuple((each / aside).relative_to(cache).as_posix() for each, aside in restored)
-    rebuilt, set_aside = (*names, *outcome.rebuilt), (*kept, *outcome.set_aside)
-    return replace(outcome, rebuilt=rebuilt, set_aside=set_aside)
+    rebuilt = [(each / NAME).relative_to(cache).as_posix() for each, _ in restored]
+    kept = [(each / aside).relative_to(cache).as_posix() for each, aside in restored]
+    left: list[str] = []
+    if of_names is not None:
+        rebuilt.insert(0, OUTER)
+        kept = [*filter(None, [of_names]), *kept]
+        left = [
+            f"feature set {each.name!r} is not complete, so none of its features is shown before "
+            "they are computed"
+            for each, (manifest, _) in manifests.items()
+            if each != cache and not (manifest.complete and manifest.rows)
+        ]
+    return replace(
+        outcome,
+        rebuilt=(*rebuilt, *outcome.rebuilt),
+        set_aside=(*kept, *outcome.set_aside),
+        left=(*left, *outcome.left),
+    )
 
 
 # Rows that are intact, as they are copied: with annotations and stamps from wherever these are

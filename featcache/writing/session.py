@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,8 +13,8 @@ import numpy as np
 
 from featcache.container_files import create_durably, sync_directory
 from featcache.declaration import FeatureStorageConfig
-from featcache.errors import CacheLockedError, StaleCacheError, indented
-from featcache.format.files import digest, explained
+from featcache.errors import CacheLockedError, StaleCacheError, counted, indented
+from featcache.format.files import digest, explained, program
 from featcache.format.fingerprint import (
     Difference,
     cache_fingerprint,
@@ -34,7 +35,7 @@ from featcache.format.manifest import (
     read_manifest,
     role_of,
 )
-from featcache.format.part import committed_builds, sealed_in
+from featcache.format.part import SealedPart, committed_builds, sealed_in
 from featcache.reading.opening import note_compared
 from featcache.reading.verify import container_damage, own_containers, raise_damage
 from featcache.writing.background import close_at_exit, nothing
@@ -46,6 +47,8 @@ from featcache.writing.part_writer import PartWriter
 from featcache.writing.publish import ExpectedIds, publish
 from featcache.writing.recover import check_none_lives, recover_parts
 from featcache.writing.sets import claim_directory, clear_up, name_set
+
+_log = logging.getLogger("featcache")
 
 # A `CacheWriter`'s work from opening to publishing: the cache, held, and the parts.
 
@@ -84,7 +87,7 @@ class WriteSession:
                 note_compared(path, self.held.building)
                 _check_containers(self.held)
                 recover_parts(self.held, features)
-                self._publish_recovered()
+                self._publish_recovered(self._tell_taken_over())
                 self.parts = PartWriter(path, features, held=self.held)
             except BaseException:
                 self.held.release()
@@ -198,13 +201,25 @@ class WriteSession:
         """
         self.close(complete=False, publish=not self.is_aside)
 
-    def _publish_recovered(self) -> None:
+    def _tell_taken_over(self) -> list[SealedPart]:
+        """Log what another writer left sealed and did not publish, and return its parts."""
+        published = self.held.published
+        new = [part for part in self.held.sealed() if part.entry.name not in published]
+        own = [part for part in new if not part.header.replaces]
+        if count := sum(part.entry.rows - len(part.tombstones(self.path)) for part in own):
+            _log.info(
+                "cache %r: goes on with %s that a writer before this one had committed and not "
+                "published",
+                str(self.path),
+                counted(count, "utterance"),
+            )
+        return new
+
+    def _publish_recovered(self, new: Sequence[SealedPart]) -> None:
         """Publish what another writer left sealed.
 
         Or each writer of a part would have to read the ids of it.
         """
-        published = self.held.published
-        new = [part for part in self.held.sealed() if part.entry.name not in published]
         if new and not self.is_aside:
             # copies of what is stored change nothing
             copied = all(part.header.replaces for part in new)
@@ -299,7 +314,12 @@ def _start_new(held: HeldCache, content: Mapping[str, object]) -> None:
     build = builds.get(made_of, 1)
     requires = (SETS,) if (path / OUTER).exists() else ()
     fresh = Manifest(
-        content, build=build, building=build, building_fingerprint=made_of, requires=requires
+        content,
+        build=build,
+        building=build,
+        building_fingerprint=made_of,
+        requires=requires,
+        by=program(),
     )
     held.begin(fresh)
     if builds:

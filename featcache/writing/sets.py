@@ -127,10 +127,8 @@ def _begin_sets(cache: Path) -> None:
     if not (cache / OUTER).exists():
         make_directory(cache / SETS)
         with WriterLock(cache / SETS, PATIENCE_S):
-            stored = [each for each in stored_sets(cache) if each[0] != cache]
-            if not (cache / OUTER).exists():  # or it was lost
-                whole = [path.name for path, each in stored if each.complete and each.rows]
-                write_outer(cache, **{SETS: whole})
+            if not (cache / OUTER).exists():
+                name_whole_sets(cache)
     if SETS not in read_manifest(cache).requires:
         with HeldCache(cache, PATIENCE_S) as held:
             check_writable(cache, held.manifest)
@@ -138,6 +136,16 @@ def _begin_sets(cache: Path) -> None:
             # with a copy, or a damaged one could not be restored
             after, keep = replace(held.manifest, requires=requires), bool(held.manifest.index)
             held.write(after, keep=keep)
+
+
+def name_whole_sets(cache: Path) -> None:
+    """Name the sets of a cache that are whole, where what named them is lost.
+
+    Only the holder of the lock of `sets` may call this.
+    """
+    stored = [each for each in stored_sets(cache) if each[0] != cache]
+    whole = [path.name for path, each in stored if each.complete and each.rows]
+    write_outer(cache, **{SETS: whole})
 
 
 def name_set(directory: Path) -> None:

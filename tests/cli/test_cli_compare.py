@@ -29,6 +29,7 @@ def test_a_whole_cache_is_whole(stored: Path) -> None:
         "bytes": int(sizes.sum()),
         "utterances": 30,
         "utterances_checked": 30,
+        "unpublished": 0,
         "damaged_pages": 0,
         "damaged": [],
         "elsewhere": [],
@@ -169,6 +170,18 @@ def test_differences_are_those_of_ids_features_and_values(stored: Path, tmp_path
     assert "- anna-0" in words.splitlines()
     near = run("diff", stored, tmp_path / "b", "--atol", "0.01", "--json").json
     assert near["values"] == {}
+
+
+def test_values_are_called_equal_where_the_arrays_are_as_long(tmp_path: Path) -> None:
+    lengths = {"a": (2, 3, 4), "b": (2, 3, 5), "c": (3, 4, 5)}
+    for name, frames in lengths.items():
+        with CacheWriter(tmp_path / name, [FeatureStorageConfig("f")]) as writer:
+            for number, count in enumerate(frames):
+                writer.write(f"u{number}", {"f": np.ones((count, 2))})
+    a, b, c = (tmp_path / name for name in "abc")
+    assert "3 ids, the values of f, how" in run("diff", a, a, "--values").out
+    assert "the values of f where it is as long (2)" in run("diff", a, b, "--values").out
+    assert "values" not in run("diff", a, c, "--values").out
 
 
 def test_what_is_not_finite_differs_from_what_is(tmp_path: Path) -> None:

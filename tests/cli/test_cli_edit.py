@@ -87,8 +87,10 @@ def test_a_fingerprint_is_accepted_after_it_is_shown(cache: Path, tmp_path: Path
     assert run("accept", cache, "--fingerprint", file, "--yes").code == 0
     assert featcache.open(cache, expect=json.loads(file.read_text())).fingerprint["layer"] == 10
     assert run("accept", cache, "--fingerprint", file).out.endswith("nothing differs\n")
-    file.write_text("[]")
-    assert run("accept", cache, "--fingerprint", file).code == 2
+    for text, told in (("[]", "is a JSON object"), ("id,lang", f"{str(file)!r} is no JSON: ")):
+        file.write_text(text)
+        refused = run("accept", cache, "--fingerprint", file)
+        assert (refused.code, told in refused.err) == (2, True)
 
 
 def test_converting_changes_what_is_asked_for(cache: Path, tmp_path: Path) -> None:
@@ -185,11 +187,15 @@ def test_what_is_intact_is_saved_and_what_is_lost_is_listed(cache: Path, tmp_pat
 
 def test_a_report_is_a_page(cache: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    found = run("report", cache, cache, "-o", page, "--json").json
+    other = make(tmp_path / "other")
+    found = run("report", cache, other, "-o", page, "--json").json
     assert found["path"] == str(page)
     assert found["bytes"] == page.stat().st_size
     assert (found["sampled"], found["of"]) == (60, 60)
-    assert all(set(each) == {"kind", "count", "ids"} for each in found["findings"])
+    assert all(set(each) == {"cache", "kind", "count", "ids"} for each in found["findings"])
+    assert {each["cache"] for each in found["findings"]} == {str(cache), str(other)}
+    lines = run("report", cache, other, "-o", page).out.splitlines()
+    assert [line for line in lines if line.startswith("  /")] == [f"  {cache}", f"  {other}"]
     words = run("report", cache, "-o", page, "--sample", "10").out
     assert words.startswith(f"{page}  ")
     assert re.search(r"values of (9|10) of 30 utterances", words)

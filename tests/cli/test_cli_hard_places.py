@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from command_runs import COMMAND, damage, id_of, make, run
@@ -20,6 +21,8 @@ from command_runs import stored as stored
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig, _progress
+from featcache.cli.make import adopt
+from featcache.cli.verb import in_words
 
 posix = pytest.mark.skipif(os.name == "nt", reason="descriptors and rights of POSIX")
 
@@ -65,6 +68,18 @@ def test_closed_descriptors_are_no_error_of_ours(stored: Path) -> None:
         assert done.returncode == code
         assert "error of featcache's own" not in done.stderr
     assert len(featcache.open(stored)) == 30
+
+
+def test_a_page_that_cannot_be_written_is_named(
+    stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, data: bytes) -> int:  # root may write anywhere
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", refused)
+    page = tmp_path / "page.html"
+    told = run("report", stored, "-o", page, "--pictures", "0")
+    assert (told.code, told.err) == (2, f"featcache report: {str(page)!r}: permission denied\n")
 
 
 def test_a_file_that_cannot_be_written_is_named(stored: Path) -> None:
@@ -127,11 +142,31 @@ def test_one_cache_that_cannot_be_verified_keeps_no_other_from_it(tmp_path: Path
 
 def test_of_what_nothing_has_read_nothing_is_claimed(tmp_path: Path) -> None:
     adopted = adopted_from(tmp_path)
-    assert "adopted, the bytes stay where they were" in run("info", adopted).out
+    assert f"stay in {tmp_path / 'mine'}" in run("info", adopted).out
     assert "run featcache collect on it once" in run("stats", adopted).err
     assert "run featcache collect on it once" in run("repair", adopted, "--dry-run").err
     assert run("collect", adopted).code == 0
     assert run("repair", adopted, "--dry-run").err == ""
+
+
+def test_what_is_pending_may_be_hidden(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> object:
+        raise PermissionError(13, "Permission denied", str(stored / "parts"))
+
+    monkeypatch.setattr("featcache.reading.unpublished.pending_of", refused)
+    found = run("ls", stored)
+    assert (found.code, len(found.out.splitlines())) == (0, 31)
+    assert f"{str(stored / 'parts')!r}: permission denied" in found.err
+    assert run("verify", stored, "--json").json["caches"][0]["unpublished"] is None
+
+
+def test_a_source_that_was_moved_is_found_as_the_message_says(tmp_path: Path) -> None:
+    cache = adopted_from(tmp_path)
+    moved = (tmp_path / "mine").rename(tmp_path / "elsewhere")
+    told = run("show", cache, "a").err
+    (key,) = re.findall(r"write its place into adopted.json in the cache: \{'(\w+)'", told)
+    (cache / "adopted.json").write_text(json.dumps({key: str(moved)}))
+    assert run("show", cache, "a").code == 0
 
 
 def test_a_sample_says_how_large_it_is(stored: Path) -> None:
@@ -158,9 +193,13 @@ def test_what_a_killed_writer_left_is_told_and_published(tmp_path: Path) -> None
     assert subprocess.run(script, check=False).returncode == -9
     (told,) = run("info", tmp_path, "--json").json["caches"]
     assert (told["utterances"], told["unpublished"], told["writer"]) == (0, 3, None)
-    assert f"3 utterances left by a killed writer; see: featcache recover {tmp_path}" in (
-        run("info", tmp_path).out
-    )
+    see = f"featcache recover {tmp_path}"
+    assert f"3 utterances left by a killed writer; see: {see}" in run("info", tmp_path).out
+    for words in (["verify"], ["ls"], ["ls", "--json"], ["repair", "--dry-run"]):
+        told = run(words[0], tmp_path, *words[1:]).err
+        assert f"3 utterances left by a killed writer, not counted here; see: {see}" in told
+    assert run("verify", tmp_path, "--json").json["caches"][0]["unpublished"] == 3
+    assert run("repair", tmp_path, "--dry-run", "--json").json["unpublished"] == 3
     assert run("recover", tmp_path, "--json").json["utterances"] == 3
     assert len(featcache.open(tmp_path)) == 3
     assert "by a killed writer" not in run("info", tmp_path).out
@@ -181,7 +220,8 @@ def test_a_folder_that_may_not_be_read_is_told_of(
 
     monkeypatch.setattr(Path, "exists", refused)
     found = run("info", tmp_path)
-    assert "3" in found.out
+    assert (found.code, "3" in found.out) == (2, True)
+    assert run("verify", tmp_path).code == 2
     assert f"'{tmp_path / 'b' / 'featcache.json'}': permission denied" in found.err
 
 
@@ -247,3 +287,20 @@ def test_a_feature_that_one_cache_lacks_is_one_line(stored: Path, tmp_path: Path
     assert run("convert", stored, tmp_path / "one", "-f", "fbank", "-q").code == 0
     found = run("diff", stored, tmp_path / "one")
     assert re.search(r"^differs +units: only in the first$", found.out, re.MULTILINE)
+
+
+def test_advice_is_in_the_words_of_the_verb(cache: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a.bin").write_bytes(b"")
+    assert "give --kind, one of" in run("adopt", source, tmp_path / "other").err
+    (source / "a.bin").unlink()
+    np.save(source / "a.npy", np.ones((5, 4), np.float32))
+    assert "or --overwrite to replace it" in run("adopt", source, cache, "--feature", "fbank").err
+    featcache.open(cache).tag("v1")
+    assert "name it without @TAG to" in run("delete", f"{cache}@v1", "anna-0", "--yes").err
+    CacheWriter(cache, featcache.open(cache).opened.manifest.declared, {}, overwrite=True).abort()
+    assert "finish that (overwrite=True, " in run("repair", cache).err  # it has no such option
+    with click.Context(adopt):
+        told = in_words("pattern='{feature}/{id}', kind='npy', time_axis=0, features=['x']")
+    assert told == "--pattern '{feature}/{id}', --kind npy, --time-axis 0, features=['x']"

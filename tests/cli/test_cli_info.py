@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import socket
+import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -73,7 +74,7 @@ def test_json_of_a_cache_has_the_keys_that_are_promised(stored: Path) -> None:
         "bytes": opened.nbytes,
         "generation": 1,
         "tags": {},
-        "made": {"by": None},
+        "made": {"by": Path(sys.argv[0]).parent.name},
         "writer": None,
         "unpublished": 0,
         "features": [
@@ -89,7 +90,27 @@ def test_json_of_a_cache_has_the_keys_that_are_promised(stored: Path) -> None:
             },
         ],
         "annotations": {"snr": "float", "speaker": "str", "text": "str"},
+        "adopted": {},
     }  # fmt: skip
+
+
+def test_the_program_that_began_a_cache_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, features = tmp_path / "cache", [FeatureStorageConfig("fbank")]
+    programs = {"exp/train.py": "train.py", "-c": "python -c", "": "Python", "a/m/__main__.py": "m"}
+    for first, name in programs.items():
+        monkeypatch.setattr("sys.argv", [first])
+        with CacheWriter(path, features, overwrite=True) as writer:
+            for id in "ab":
+                writer.write(id, {"fbank": np.ones((5, 4), np.float32)})
+        monkeypatch.setattr("sys.argv", ["edit.py"])
+        CacheWriter(path, features, overwrite=True).abort()
+        CacheWriter(path, features).close()  # which gives the overwrite up
+        featcache.open(path).delete(["a"])
+        (told,) = run("info", path, "--json").json["caches"]
+        assert told["made"]["by"] == featcache.inspect.made_from(path)["by"] == name
+        assert re.search(rf"made \S+ by {name}, generation", run("made-from", path).out)
 
 
 def test_a_folder_stands_for_the_caches_below_it(tmp_path: Path) -> None:
@@ -125,6 +146,10 @@ def test_a_cache_that_is_written_says_how_far_and_by_whom(writer: CacheWriter) -
         "pid": os.getpid(),
         "utterances": 1,
     }
+    listed = run("ls", writer.path).err
+    assert re.search(r"1 utterance more, being written by \S+, process \d+$", listed, re.M)
+    ascii = run("info", writer.path, encoding="ascii").out
+    assert re.search(r"^written: being written   #+\.+   3 of 4 ", ascii, re.M)
     words = run("info", writer.path).out
     assert re.search(r"^written: being written .* 3 of 4   by \S+, process \d+, since", words, re.M)
 
@@ -136,13 +161,18 @@ def test_watching_ends_with_the_writer(
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
-        writer.write("d", {"fbank": np.ones((5, 4), np.float32)})
-        writer.close()
+        if len(slept) < 2:
+            for id in "defg":  # more than are expected
+                writer.write(id, {"fbank": np.ones((5, 4), np.float32)})
+            writer.commit()
+        else:
+            writer.close()
 
     monkeypatch.setattr("featcache.cli.info.time.sleep", sleep)
     found = run("info", writer.path, "--watch")
-    assert slept == [1]
+    assert slept == [1, 1]
     assert "3 of 4" in found.out.splitlines()[0]
+    assert re.search(r" 7 of 4   [\d,]+/s   by ", found.out.splitlines()[1])
     assert "complete" in found.out.splitlines()[-1]
 
 
@@ -191,6 +221,7 @@ def test_narrow_terminals_drop_columns_and_say_which(stored: Path, width: int) -
     found = run("info", stored, width=width)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", found.out)
     assert max(map(len, plain.splitlines())) <= width
+    assert all(plain.splitlines())
     assert "utterances" in plain.splitlines()[0]
     if width < 120:
         assert "too narrow for: " in found.err
@@ -204,6 +235,11 @@ def test_adopted_caches_and_feature_sets_are_told_apart(tmp_path: Path) -> None:
     featcache.adopt(tmp_path / "mine", tmp_path / "adopted", feature="fbank")
     (told,) = run("info", tmp_path / "adopted", "--json").json["caches"]
     assert (told["kind"], told["utterances"]) == ("adopted", 1)
+    assert [*told["adopted"].values()] == [str(tmp_path / "mine")]
+    words = run("info", tmp_path / "adopted").out
+    assert re.search(rf"adopted, the bytes of '\w+' stay in {tmp_path / 'mine'}$", words, re.M)
+    (tmp_path / "mine").rename(tmp_path / "elsewhere")
+    assert "mine, which is not there; adopted.json" in run("info", tmp_path / "adopted").out
     two = make(tmp_path / "two", 3)
     with CacheWriter(two, [FeatureStorageConfig("energy")]) as writer:
         for id in list(featcache.open(two)):

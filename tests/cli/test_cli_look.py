@@ -171,6 +171,8 @@ def test_an_utterance_is_described_by_its_values(tmp_path: Path) -> None:
         },
         "annotations": {"speaker": "anna"},
     }
+    several = run("show", tmp_path, "a", "a", "--json").json["utterances"]
+    assert several == [{k: v for k, v in found.items() if k not in ("featcache", "verb")}] * 2
     words = run("show", tmp_path, "a").out
     assert "fbank (20, 6) float32" in words
     assert "equal frames 7-9" in words
@@ -232,6 +234,8 @@ def test_statistics_are_those_of_the_frames(stored: Path, tmp_path: Path) -> Non
         np.testing.assert_allclose(kept["sum_square"], (of_anna**2).sum(axis=0))
     assert "units: no statistics" in run("stats", stored).err
     assert run("stats", stored, "--feature", "units").code == 2
+    none = run("stats", stored, "--where", "speaker=nobody").out.splitlines()[1].split()
+    assert none == ["fbank", "0", "8", *"----", "0"]
 
 
 def test_what_it_was_made_from_is_told_whole_or_by_key(stored: Path) -> None:
@@ -242,8 +246,10 @@ def test_what_it_was_made_from_is_told_whole_or_by_key(stored: Path) -> None:
     assert run("made-from", stored, "modell").code == 2
     found = run("made-from", stored, "--json").json
     assert found["fingerprint"]["layer"] == 9
-    expected = {"path", "generation", "utterances", "complete", "made", "fingerprint", "recorded"}
-    assert set(found) == {"featcache", "verb", *expected}
+    assert set(found) == {
+        "featcache", "verb", "path", "generation", "utterances", "complete", "made", "by",
+        "fingerprint", "recorded",
+    }  # fmt: skip
 
 
 def test_many_entries_of_a_record_are_counted_unless_asked_for(tmp_path: Path) -> None:

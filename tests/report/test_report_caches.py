@@ -61,6 +61,8 @@ def test_few_utterances_or_none(tmp_path: Path, count: int) -> None:
     assert "nan" not in page.words.replace("finance", "").split()
     if not count:
         assert found.findings[0].kind == "no utterances"
+    if count == 1:
+        assert f"Each has {len(some['utt-00'].fbank)} frames of fbank." in page.words
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5, 60])
@@ -160,6 +162,22 @@ def test_of_many_features_a_few_are_shown_in_full_and_all_have_their_numbers(
         assert page.numbers[f"{name} longest"] == 24 + at
         assert page.numbers[f"{name} largest"] == pytest.approx(every.max())
         assert page.numbers[f"bytes of {name}"] == every.size * 4
+
+
+def test_few_utterances_of_many_features_are_not_odd_by_chance(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    names = [f"f{number:02d}" for number in range(40)]
+    features = [FeatureStorageConfig(name, stats=False) for name in names]
+    with CacheWriter(tmp_path / "cache", features) as writer:
+        for number in range(12):
+            loud = {name: 1000.0 if (number, name) == (7, "f03") else 1.0 for name in names}
+            writer.write(
+                f"utt-{number:02d}",
+                {name: random.normal(0, loud[name], (12, 4)) for name in names},
+            )
+    found, _ = report(tmp_path / "report.html", tmp_path / "cache", pictures=0)
+    odd = {each.kind: each.ids for each in found.findings if each.ids}
+    assert odd == {"level": ("utt-07",), "spread": ("utt-07",)}
 
 
 def test_a_cache_that_no_array_told_its_dims(tmp_path: Path) -> None:

@@ -393,6 +393,37 @@ def test_damaged_manifests_of_feature_sets_are_restored(plain: Path) -> None:
     assert repair(plain).is_whole
 
 
+@pytest.mark.parametrize("harm", [flip, Path.unlink], ids=["flipped", "lost"])
+def test_names_of_feature_sets_are_made_anew(plain: Path, harm: Callable[[Path], object]) -> None:
+    energy = FeatureStorageConfig("energy", time_axis=None)
+    with CacheWriter(plain, [energy]) as writer:
+        for id in IDS:
+            writer.write(id, {"energy": np.ones(3, np.float32)})
+    pitch = CacheWriter(plain, [FeatureStorageConfig("pitch", time_axis=None)])
+    pitch.write(IDS[0], {"pitch": np.ones(1, np.float32)})
+    pitch.close(complete=False)
+    before, file = contents(plain), plain / "sets/featcache.json"
+    harm(file)
+    for following in (plain / "sets/energy/next.json", None):
+        with pytest.raises(CorruptCacheError, match=r"featcache\.store\.repair\(path\)"):
+            featcache.open(plain)
+        if following is not None:  # an edit of several sets, which may count
+            following.touch()
+            with pytest.raises(CorruptCacheError, match="put it back"):
+                repair(plain)
+            following.unlink()
+    untouched = snapshot(plain)
+    looked = repair(plain, dry_run=True)
+    assert snapshot(plain) == untouched
+    outcome = repair(plain)
+    assert outcome == replace(looked, done=True)
+    assert outcome.rebuilt == ("sets/featcache.json",)
+    assert len(outcome.set_aside) == (harm is flip)
+    assert ["'pitch'" in each for each in outcome.left] == [True]
+    assert_same(contents(plain), before)
+    assert repair(plain).is_whole
+
+
 def test_the_lost_manifest_of_a_tag_is_left_to_a_person_and_nothing_of_it_goes(
     rich: Path, tmp_path: Path
 ) -> None:

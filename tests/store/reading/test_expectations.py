@@ -18,6 +18,7 @@ from store_helpers import arrays_of, id_of, make_cache, two_features
 import featcache
 from featcache import CacheWriter, FeatureStorage, FeatureStorageConfig
 from featcache.errors import CacheError, ConfigError, StaleCacheError
+from featcache.format.files import program
 from featcache.reading import opening
 
 STALE: dict[str, object] = {"gain": 3, "model": {"layer": 9}}
@@ -82,7 +83,8 @@ def test_a_cache_made_from_something_else_is_refused_with_the_differences(
         opens(storage, expect=STALE)
     lines = str(caught.value).splitlines()
     assert lines[1:-1] == ["  gain: was 1, now 3"]
-    assert "made less than a minute ago, was made from something else than is expected" in lines[0]
+    made = f"made less than a minute ago by {program()}, was made from something else than is expec"
+    assert made in lines[0]
     assert "overwrite=True" in lines[-1]
     assert opens(storage, expect={"gain": 1}) is not None
     assert opens(storage, expect={"model": {"layer": 9}, "stage": "TRAIN"}) is not None
@@ -284,7 +286,7 @@ def test_a_cache_that_nobody_compared_is_told_of_once(
     for _ in range(2):
         opens(storage)
     assert [record.getMessage() for record in caplog.records] == [
-        f"cache {str(storage.path('train'))!r}: made 3 days ago, not checked: give "
+        f"cache {str(storage.path('train'))!r}: made 3 days ago by {program()}, not checked: give "
         "expect= when you open it, brain.expectation() or the fingerprint that it should have"
     ]
     assert caplog.records[0].levelno == logging.INFO  # nothing speaks against it

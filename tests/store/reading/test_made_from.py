@@ -47,6 +47,7 @@ def test_all_that_is_known_of_a_cache_is_plain_data(tmp_path: Path) -> None:
         "utterances": 1,
         "complete": True,
         "made": "2026-03-01T12:00:00+00:00",
+        "by": "train.py",
         "fingerprint": cache.fingerprint,
         "recorded": RECORDED,
     }
@@ -70,7 +71,7 @@ def test_a_damaged_record_is_told_and_hinders_no_reading(tmp_path: Path) -> None
     with pytest.raises(CorruptCacheError, match="made-from-"):
         featcache.inspect.made_from(path)
     assert featcache.open(path)["u"]["fbank"].shape == (3, 2)
-    with pytest.raises(StaleCacheError, match=r"made .* ago, was made from something else"):
+    with pytest.raises(StaleCacheError, match=r"made .* ago by \S+, was made from something else"):
         featcache.open(path, expect={"gain": 2})
 
 

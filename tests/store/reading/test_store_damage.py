@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +17,12 @@ from store_helpers import FINGERPRINT, check_cache, make_cache, read_everything,
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
+from featcache.container_files import PAGE_BYTES, Pages
 from featcache.errors import CorruptCacheError, FeatcacheError
 from featcache.format.columns import ColumnFile, save_columns
-from featcache.format.index import read_index
+from featcache.format.index import pages_of, read_index
 from featcache.format.manifest import read_manifest
+from featcache.reading import verify
 
 EVERY_LAYOUT = {
     "memmap": two_features(),
@@ -316,3 +319,34 @@ def test_a_journal_of_which_nothing_can_be_read_is_set_aside(
     check_cache(killed, [1])
     assert "its journal cannot be read" in caplog.text
     assert len(list(killed.glob("parts/*.damaged/fbank.npy"))) == 1
+
+
+@pytest.mark.parametrize("pages", [1, 2, 5, 13, 14])
+def test_stretches_that_threads_compare_are_told_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: int
+) -> None:
+    monkeypatch.setattr(verify, "_PAGES_AT_ONCE", pages)
+    file, size = tmp_path / "file", 13 * PAGE_BYTES + 7
+    file.write_bytes(np.random.default_rng(0).bytes(size))
+    with file.open("rb") as opened:
+        known, told = pages_of(opened.fileno()), list[int]()
+        assert len(known) == 14
+        assert verify.wrong_pages(opened.fileno(), known, told.append).tolist() == []
+        assert sum(told) == size
+        known[[0, 4, 5, 13]] += np.uint64(1)
+        longer = np.append(known, np.uint64(1))  # the file lacks a page
+        assert verify.wrong_pages(opened.fileno(), longer).tolist() == [0, 4, 5, 13, 14]
+
+        def interrupted(nbytes: int) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            verify.wrong_pages(opened.fileno(), known, interrupted)
+
+        def refused(*_: object) -> Pages:
+            raise PermissionError("refused")
+
+        monkeypatch.setattr(verify, "pages_of", refused)
+        with pytest.raises(PermissionError):
+            verify.wrong_pages(opened.fileno(), known)
+    assert [each.name for each in threading.enumerate() if "ThreadPool" in each.name] == []

@@ -32,8 +32,9 @@ CODED = [
 
 @pytest.mark.parametrize(("backend", "codec"), CODED)
 def test_recovered_arrays_are_those_of_a_writer_that_was_not_killed(
-    tmp_path: Path, backend: str, codec: str
+    tmp_path: Path, backend: str, codec: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "featcache")
     features = [FeatureStorageConfig("fbank", backend=backend, codec=codec)]
     frames = {number: arrays_of(number, 30 * number + 1)["fbank"] for number in range(12)}
     writer = CacheWriter(tmp_path / "live", features)
@@ -47,6 +48,8 @@ def test_recovered_arrays_are_those_of_a_writer_that_was_not_killed(
     writer.close()
     with CacheWriter(tmp_path / "killed", features) as writer:
         assert [number for number in range(12) if id_of(number) in writer] == [0, 1, 2, 3, 4, 5]
+        (told,) = (each for each in caplog.messages if "goes on with" in each)
+        assert "6 utterances that a writer before this one had committed" in told
         for number in range(6, 12):
             writer.write(id_of(number), {"fbank": frames[number]})
     whole = featcache.open(tmp_path / "live", verify="arrays")
