@@ -175,7 +175,7 @@ class LengthsOfUtterances:
         if self.plan is not None:
             how = ", or leave them out of the sources of the mix, with filter"
         elif too_long == "skip" and len(rows) < total:
-            warnings.warn(f"{what}; they are left out", stacklevel=3)
+            warnings.warn(f"{what}; they are left out", stacklevel=4)
             return rows
         raise ConfigError(f"{what}; raise {names}{how}")
 
