@@ -20,7 +20,7 @@ from featcache.samplers.epoch import GROUP_SIZES, State, shuffled_in_groups
 from featcache.samplers.lengths import LengthsLike, longest_of
 from featcache.samplers.order import drawn, orders, share_of
 from featcache.samplers.shapes import BatchShapes, PadTo, lengths_up_to
-from featcache.samplers.windows import SPARE, WINDOW
+from featcache.samplers.windows import SPARE
 from featcache.tables.columns import stable_order
 
 # `BatchLimits`: the most that a batch may hold, padding included, and cuts that keep to it.
@@ -225,17 +225,12 @@ class BucketBatchSampler(SamplerByLength):
             padded += float(longest.astype(float) @ some.sizes)
         return real / padded if padded else 1.0
 
-    def settings(self) -> State:
-        """Return what the order depends on: limits, shapes, shuffle, a digest of the lengths."""
+    def _limits_by_name(self) -> State:
         known: State = {
-            "data": self._of.digest,
             "max_frames": self.max_frames,
             "max_elements": self.max_elements,
             "batch_size": self.batch_size,
-            "shuffle": self.shuffle,
         }
-        if self._windows > 1:
-            known["window"] = WINDOW
         if self._limits.quadratic_frames is not None:
             known["quadratic_frames"] = self._limits.quadratic_frames
         if self._shapes is not None:

@@ -6,19 +6,26 @@ An epoch is drawn at once, or, of very many utterances, window by window.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache._cached import cached_property
+from featcache.errors import StateError
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
-from featcache.samplers.epoch import EpochSampler, drawn_evenly, split_up
+from featcache.samplers.epoch import EpochSampler, State, drawn_evenly, split_up
 from featcache.samplers.lengths import LengthsLike, LengthsOfUtterances
 from featcache.samplers.order import drawn
-from featcache.samplers.windows import DEVIATIONS, WindowedBatches, spare_batches, windows_of
+from featcache.samplers.windows import (
+    DEVIATIONS,
+    WINDOW,
+    WindowedBatches,
+    spare_batches,
+    windows_of,
+)
 from featcache.tables.table import Numbering
 
 
@@ -80,6 +87,31 @@ class SamplerByLength(EpochSampler):
         )
         order = self._order(len(ends) - 1, drawn(self.seed, "batches", epoch))
         return self._of.batches(rows, ends).take(order)
+
+    def settings(self) -> State:
+        """Return what the order depends on: limits, shuffle, a digest of the lengths."""
+        known: State = {"data": self._of.digest, "shuffle": self.shuffle, **self._limits_by_name()}
+        if self._windows > 1:  # a state says how many batches these have: to find out takes one
+            known |= {"rows_at_once": WINDOW, "batches_a_window": self._per_window}
+        return known
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go to where a state was saved, by any number of ranks; see `EpochSampler`."""
+        known = vars(self).get("_per_window")
+        if self._windows > 1 and known is None and isinstance(state, Mapping):
+            told = state.get("batches_a_window")
+            if isinstance(told, int) and 0 < told <= self._number // self._windows:
+                self._per_window = told
+        try:
+            super().load_state_dict(state)
+        except StateError:
+            if known is None:
+                vars(self).pop("_per_window", None)
+            raise
+
+    @abstractmethod
+    def _limits_by_name(self) -> State:
+        """Return the limits of a batch, and how it is made."""
 
     @abstractmethod
     def _fits(self, columns: list[Ints]) -> NDArray[np.bool_]:

@@ -17,7 +17,7 @@ from featcache.samplers.by_length import SamplerByLength
 from featcache.samplers.epoch import State
 from featcache.samplers.lengths import LengthsLike, longest_of
 from featcache.samplers.order import Order
-from featcache.samplers.windows import WINDOW, Without
+from featcache.samplers.windows import Without
 from featcache.tables.columns import stable_order
 from featcache.tables.table import RowOrder
 
@@ -102,19 +102,13 @@ class PackedBatchSampler(SamplerByLength):
         taken = sum(float(self._costs(some.items).sum()) for some in batches.windows)
         return taken / (len(batches) * self.max_frames)
 
-    def settings(self) -> State:
-        """Return what the order depends on: limits, window, shuffle, a digest of the lengths."""
-        known: State = {
-            "data": self._of.digest,
+    def _limits_by_name(self) -> State:
+        return {
             "max_frames": self.max_frames,
             "batch_size": self._limits.batch_size,
             "quadratic_frames": self._limits.quadratic_frames,
             "window": self.window,
-            "shuffle": self.shuffle,
         }
-        if self._windows > 1:
-            known["rows_at_once"] = WINDOW
-        return known
 
     def _fits(self, columns: list[Ints]) -> NDArray[np.bool_]:
         return self._limits.costs(longest_of(columns)) <= self.max_frames

@@ -186,6 +186,7 @@ class WeightedSource:
 # With S sources, any rows that follow on have less than 2 S of one more or fewer than its share.
 
 _STEPS_BITS = 12  # of such a u
+_TOGETHER = 8  # pieces of an epoch that are drawn at once, where many are asked for
 
 
 class MixOrder:
@@ -199,7 +200,8 @@ class MixOrder:
         self._spread = [drawn(key, "spread", epoch) for key in self._keys]
         self._count = plan.size
         self._pieces = -(-self._count // AT_ONCE)
-        self._last: tuple[int, int, Ints] = -1, 0, np.empty(0, np.int64)
+        # the pieces that were drawn last: their numbers, the first place, and the rows
+        self._last: tuple[range, int, Ints] = range(0), 0, np.empty(0, np.int64)
 
     def __len__(self) -> int:
         return self._count
@@ -208,11 +210,11 @@ class MixOrder:
         begin, end, _ = places.indices(self._count)
         if end <= begin:
             return np.empty(0, np.int64)
-        found, number = [], self._piece_of(begin)
-        while begin < end:
-            start, rows = self._piece(number)
-            found.append(rows[begin - start : end - start])
-            begin, number = begin + len(found[-1]), number + 1
+        first, last = self._piece_of(begin), self._piece_of(end - 1)
+        found, step = [], _TOGETHER if last - first > 1 else 1
+        for number in range(first, last + 1, step):
+            start, rows = self._drawn(range(number, min(number + step, last + 1)))
+            found.append(rows[max(begin - start, 0) : end - start])
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _piece_of(self, place: int) -> int:
@@ -242,18 +244,22 @@ class MixOrder:
         )
         return (places << _STEPS_BITS) + (1 << (_STEPS_BITS - 2)) + random.astype(np.int64)
 
-    def _piece(self, number: int) -> tuple[int, Ints]:
-        """Return the first place of a piece, and its rows."""
-        if self._last[0] != number:
-            rows, at, first = [], [], 0
+    def _drawn(self, pieces: range) -> tuple[int, Ints]:
+        """Return the first place of pieces that follow on, and their rows."""
+        if self._last[0] != pieces:
+            at, rows, first = [], [], 0  # of each source, piece by piece
             for which, source in enumerate(self._sources):
-                begin, end = self._before(which, number), self._before(which, number + 1)
-                places, first = np.arange(begin, end), first + begin
-                at.append(self._at(which, places) / source.taken)
+                ends = [self._before(which, piece) for piece in (*pieces, pieces.stop)]
+                places, first = np.arange(ends[0], ends[-1]), first + ends[0]
+                inner = np.array(ends[1:-1], np.int64) - ends[0]
                 found = source.rows(places, self._epoch, self._keys[which])
-                rows.append(found + self._starts[which])
-            order = np.argsort(np.concatenate(at), kind="stable")
-            self._last = number, first, np.concatenate(rows)[order]
+                rows.append(np.split(found + self._starts[which], inner))
+                at.append(np.split(self._at(which, places) / source.taken, inner))
+            ordered = [
+                np.concatenate(some)[np.argsort(np.concatenate(where), kind="stable")]
+                for some, where in zip(zip(*rows, strict=True), zip(*at, strict=True), strict=True)
+            ]
+            self._last = pieces, first, np.concatenate(ordered)
         return self._last[1], self._last[2]
 
 

@@ -109,8 +109,14 @@ def test_any_piece_of_a_large_mix_is_drawn_by_itself() -> None:
     plan = plan_of([200_000, 70_000, 9000], [150_000, 100_000, 9000])
     whole = plan.order(2, 7)[:]
     assert len(np.unique(whole)) == len(whole) == 259_000
+    one_by_one = plan.order(2, 7)
+    np.testing.assert_array_equal(
+        np.concatenate([one_by_one[at : at + 999] for at in range(0, len(whole), 999)]), whole
+    )
     for begin in (0, 32_760, 65_536, 131_071, 200_000, 258_990):
-        np.testing.assert_array_equal(plan.order(2, 7)[begin : begin + 50], whole[begin:][:50])
+        for count in (50, 100_000):
+            piece = plan.order(2, 7)[begin : begin + count]
+            np.testing.assert_array_equal(piece, whole[begin:][:count])
 
 
 def test_a_seed_draws_the_same_mix_in_all_releases_of_a_version() -> None:
