@@ -21,7 +21,7 @@ from store_helpers import arrays_of, id_of, make_cache
 from test_feature_dataset import check_batch
 from test_prefetch import no_reading_threads
 
-from featcache import CacheWriter, FeatureLoader, FeatureStorageConfig
+from featcache import CacheWriter, FeatureLoader, FeatureStorageConfig, concat
 from featcache._recycled import RecycledMemory
 from featcache._tensors import empty_tensor
 from featcache.errors import ClosedError, CorruptCacheError, KeyNotFoundError
@@ -49,6 +49,32 @@ def test_batches_come_in_the_order_of_the_sampler(
             count += 1
         assert count == len(BATCHES)
     assert no_reading_threads()
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_threads_read_large_arrays_of_several_caches_as_they_are(
+    tmp_path: Path, layout: str
+) -> None:
+    arrays, paths = {}, []
+    for backend in ("memmap", "hdf5"):
+        config = FeatureStorageConfig("fbank", backend=backend)
+        with CacheWriter(tmp_path / backend, [config]) as writer:
+            for frames in (0, 1, 300, 301, 450):
+                array = np.random.default_rng(frames).normal(size=(frames, 33)).astype("f4")
+                arrays[f"{backend}-{frames}"] = array
+                writer.write(f"{backend}-{frames}", {"fbank": array})
+        paths.append(tmp_path / backend)
+    # a watched iteration leaves all to its threads
+    loader = FeatureLoader(
+        concat(*paths), batch_size=4, shuffle=True, layout=layout, watchdog_s=600
+    )
+    for batch in loader:
+        values = batch["fbank"].numpy()
+        if layout == "packed":
+            values = np.split(values, batch["fbank_cu_seqlens"].tolist()[1:-1])
+        for id, found, length in zip(batch["id"], values, batch["fbank_lengths"], strict=True):
+            np.testing.assert_array_equal(found[:length], arrays[id])
+            assert not found[length:].any()
 
 
 def test_batches_that_are_kept_are_not_written_over(cache: Path) -> None:
