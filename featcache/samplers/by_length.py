@@ -73,6 +73,11 @@ class SamplerByLength(EpochSampler):
         """The utterances that row numbers count; None where batches hold ids."""
         return self._of.numbering
 
+    @property
+    def random_crop_s(self) -> float | None:
+        """Seconds of the random crops that are counted; None where utterances are whole."""
+        return self._of.random_crop_s
+
     def epoch_batches(self, epoch: int) -> Batches | WindowedBatches:
         """Return the batches of an epoch, in its order."""
         if not self.shuffle:
