@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from itertools import islice
+from numbers import Real
 from typing import Generic, Literal, NoReturn, Protocol, cast, runtime_checkable
 
 import torch
@@ -337,6 +338,7 @@ class FeatureLoader(Generic[T]):
         allow_incomplete: bool = False,
         watchdog_s: float | None = None,
     ) -> None:
+        _check_numbers(threads, prefetch_bytes, watchdog_s)
         dataset = dataset_of(source)
         if dataset is None:
             dataset = FeatureDataset(
@@ -357,7 +359,6 @@ class FeatureLoader(Generic[T]):
         plain = batch_size, shuffle, seed, drop_last
         self.batch_sampler = _sampler_of(dataset, batch_sampler, *plain)
         _check_together(self.batch_sampler, dataset)
-        _check_numbers(threads, prefetch_bytes, watchdog_s)
         self.waited_s = 0.0
         self._position = Position(self.batch_sampler, dataset.table)
         self._collate = collate
@@ -610,11 +611,12 @@ def _check_none_given(*settings: object) -> None:
         )
 
 
-def _check_numbers(threads: int, prefetch_bytes: int, watchdog_s: float | None) -> None:
-    if threads < 0 or prefetch_bytes < 0:
-        raise ConfigError(f"{threads=}, {prefetch_bytes=}: neither can be negative")
-    if watchdog_s is not None and not watchdog_s > 0:
-        raise ConfigError(f"watchdog_s must be a number of seconds above 0, not {watchdog_s!r}")
+def _check_numbers(threads: int, prefetch_bytes: float, watchdog_s: float | None) -> None:
+    whole_number("threads", threads, 0)
+    if not isinstance(prefetch_bytes, Real) or not prefetch_bytes >= 0:
+        raise ConfigError(f"prefetch_bytes is a number of bytes from 0 on, not {prefetch_bytes!r}")
+    if watchdog_s is not None and not (isinstance(watchdog_s, Real) and watchdog_s > 0):
+        raise ConfigError(f"watchdog_s is a number of seconds above 0, not {watchdog_s!r}")
 
 
 def _check_together(sampler: IndexBatches, dataset: FeatureDataset) -> None:

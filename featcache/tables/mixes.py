@@ -332,6 +332,7 @@ class MixPlan:
 
 RowWeights = NDArray[np.float64]
 ROUNDING = 1e-9  # by which products of shares may be off
+MOST_ROWS = 1 << 34  # of an epoch: of more, each taken once, the numbers alone fill 128 GiB
 Weight = float | str | ArrayLike
 
 
@@ -389,6 +390,8 @@ def mix(
         if weights is not None or temperature != 1 or epoch_size is not None:
             raise ConfigError("repeat takes the place of weights, temperature and epoch_size")
         taken = _repeated(tables, repeat)
+    if sum(taken) > MOST_ROWS:
+        raise ConfigError(f"an epoch of {sum(taken):,} rows is too long: {MOST_ROWS:,} at most")
     planned: list[MixSource] = [
         EvenSource(len(each), count) if of_rows is None else WeightedSource.of(of_rows, count)
         for each, count, of_rows in zip(tables.values(), taken, wanted.of_rows, strict=True)
@@ -448,8 +451,14 @@ class _Wanted:
             _above_0(f"the weight of {name!r}", given[name]) if each is None else _sum(each)
             for name, each in zip(tables, of_rows, strict=True)
         ]
-        powers = totals if temperature == 1 else [total**temperature for total in totals]
-        shares = [power / sum(powers) for power in powers]
+        try:
+            powers = totals if temperature == 1 else [total**temperature for total in totals]
+            shares = [power / sum(powers) for power in powers]
+        except (OverflowError, ZeroDivisionError) as error:
+            raise ConfigError(
+                f"temperature={temperature!r} raises weights such as {max(totals):,.0f} to powers "
+                "that no number holds; weights are raised to it, so it lies from 0 to about 1"
+            ) from error
         most, least = [], []
         for table, share, each in zip(tables.values(), shares, of_rows, strict=True):
             ends = (1.0, 1.0) if each is None else (float(each.max()), float(each[each > 0].min()))
