@@ -91,10 +91,11 @@ def _buffer(lengths: Any, rows: Rows) -> Floats:
 
 def ours(root: Path) -> list[Method]:
     """Return `FeatureLoader` and torch's DataLoader over a `FeatureDataset`."""
-    loader, workers = "FeatureLoader, {} threads", "DataLoader(FeatureDataset), {} workers"
+    loader, workers = "FeatureLoader, {} thread{}", "DataLoader(FeatureDataset), {} workers"
     cache = root / "memmap"
     methods = [
-        Method(loader.format(n), "ours", partial(_loader, cache, n), cache) for n in (0, 1, 2)
+        Method(loader.format(n, "s" * (n != 1)), "ours", partial(_loader, cache, n), cache)
+        for n in (0, 1, 2)
     ]
     methods += [
         Method(workers.format(n), "ours", partial(_data_loader, cache, n), cache) for n in (0, 2)
@@ -106,7 +107,7 @@ def ours(root: Path) -> list[Method]:
         )
     )
     for name, open, count in ((loader, _loader, 2), (workers, _data_loader, 2)):
-        half = f"float16 to float32: {name.format(count)}"
+        half = f"float16 to float32: {name.format(count, 's')}"
         # of numbers below 16 in size half precision is off by 2**-8 at most
         methods.append(
             Method(half, "ours", partial(open, root / "float16", count), root / "float16", 2**-7)
