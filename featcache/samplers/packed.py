@@ -197,33 +197,38 @@ def best_fit(costs: Ints, most: int, size: int | None, window: int) -> Ints:
     [0, 1, 1, 0, 2]
     """
     found = np.empty(len(costs), np.int64)
+    scaled = costs * OPEN
     for number, begin in enumerate(range(0, len(costs), window)):
-        some = costs[begin : begin + window].tolist()
-        found[begin : begin + window] = _fit(some, most, size or window)
+        some = scaled[begin : begin + window].tolist()
+        found[begin : begin + window] = _fit(some, most * OPEN, size or window)
         found[begin : begin + window] += number * (window + OPEN)
     return found
 
 
 def _fit(costs: list[int], most: int, size: int) -> list[int]:
-    """Return the batch of each utterance of one window, numbered from 0."""
+    """Return the batch of each utterance of one window, numbered from 0.
+
+    Costs are in units of 1 / OPEN, so that the rest of a room by OPEN is the place of its batch.
+    """
     # plain numbers, sorted: a bisection takes 0.2 us an utterance, numpy as long for a thousand
     # windows at once and far longer for a few
-    rooms = [most * OPEN + place for place in range(OPEN)]  # of open batches, with their places
+    rooms = [most + place for place in range(OPEN)]
     full: list[int] = []  # places of batches of `size` utterances
     left, number, opened = [size] * OPEN, [*range(OPEN)], OPEN
     found = []
     for cost in costs:
-        best = bisect_left(rooms, cost * OPEN)
+        best = bisect_left(rooms, cost)
         if best < len(rooms):
-            room, place = divmod(rooms.pop(best), OPEN)
+            room = rooms.pop(best)
+            place = room % OPEN
         else:
-            place = rooms.pop(0) % OPEN if not full else full.pop(full.index(min(full)))
-            room, left[place], number[place] = most, size, opened
+            place = full.pop(full.index(min(full))) if full else rooms.pop(0) % OPEN
+            room, left[place], number[place] = most + place, size, opened
             opened += 1
         found.append(number[place])
         left[place] -= 1
         if left[place]:
-            insort(rooms, (room - cost) * OPEN + place)
+            insort(rooms, room - cost)
         else:
             full.append(place)
     return found
