@@ -107,8 +107,8 @@ def copy_all(outs: Sequence[Bytes], sources: Sequence[Bytes]) -> None:
     """Copy each of some arrays into one of `outs`."""
     import torch
 
-    tensors = ([*map(torch.from_numpy, arrays)] for arrays in (outs, sources))
-    torch._foreach_copy_(*tensors)
+    targets, found = ([*map(torch.from_numpy, arrays)] for arrays in (outs, sources))
+    torch._foreach_copy_(targets, found)
 
 
 def clear_all(outs: Sequence[Bytes]) -> None:
