@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard, Union
 
 import numpy as np
@@ -93,6 +93,7 @@ def empty_tensor(memory: RecycledMemory, shape: tuple[int, ...], dtype: torch.dt
 # again where the loop computes in Python. Torch copies any number with the lock given away once.
 
 LARGE_BYTES = 1 << 10  # of a copy: of less NumPy keeps the lock
+SERIAL = (1 << 15) - 1  # numbers: of more torch does them in parallel (at::internal::GRAIN_SIZE)
 
 
 def copies_at_once(nbytes: Sequence[int]) -> bool:
@@ -107,7 +108,7 @@ def copy_all(outs: Sequence[Bytes], sources: Sequence[Bytes]) -> None:
     """Copy each of some arrays into one of `outs`."""
     import torch
 
-    targets, found = ([*map(torch.from_numpy, arrays)] for arrays in (outs, sources))
+    targets, found = ([*_in_pieces(arrays)] for arrays in (outs, sources))
     torch._foreach_copy_(targets, found)
 
 
@@ -115,7 +116,23 @@ def clear_all(outs: Sequence[Bytes]) -> None:
     """Fill arrays with zeros."""
     import torch
 
-    torch._foreach_zero_([*map(torch.from_numpy, outs)])
+    torch._foreach_zero_([*_in_pieces(outs)])
+
+
+def _in_pieces(arrays: Iterable[Bytes]) -> Iterator[Tensor]:
+    """Yield tensors over some bytes, so small that torch takes no threads of its own for one.
+
+    A forked process cannot use these, and each reading thread would start as many as there are.
+    """
+    import torch
+
+    for array in arrays:
+        whole = len(array) // 8 * 8
+        if whole:
+            numbers = torch.from_numpy(array[:whole].view(np.int64))
+            yield from [numbers] if len(numbers) <= SERIAL else numbers.split(SERIAL)
+        if whole < len(array):
+            yield torch.from_numpy(array[whole:])
 
 
 class Unguarded:

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,33 @@ def test_threads_read_large_arrays_of_several_caches_as_they_are(
         for id, found, length in zip(batch["id"], values, batch["fbank_lengths"], strict=True):
             np.testing.assert_array_equal(found[:length], arrays[id])
             assert not found[length:].any()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_threads_of_a_forked_process_read_large_arrays(tmp_path: Path) -> None:
+    """Torch's own threads are the parent's, and torch refuses to use them in a child."""
+    arrays = [np.random.default_rng(n).normal(size=(9000 + n, 33)).astype("f4") for n in range(4)]
+    with CacheWriter(tmp_path, [FeatureStorageConfig("fbank")]) as writer:
+        for number, array in enumerate(arrays):
+            writer.write(str(number), {"fbank": array})
+    loader = FeatureLoader(tmp_path, batch_size=4, watchdog_s=600)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    torch.ones(1 << 17).mul_(2)  # starts them
+    try:
+        child = os.fork()
+        if child == 0:
+            with suppress(BaseException):
+                (batch,) = loader
+                found = batch["fbank"].numpy()  # torch would compare in parallel
+                same = [
+                    np.array_equal(found[n, : len(array)], array) for n, array in enumerate(arrays)
+                ]
+                os._exit(0 if all(same) else 2)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_batches_that_are_kept_are_not_written_over(cache: Path) -> None:
