@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard, Union
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from featcache._loading import without_torch
 from featcache._recycled import LEAST_BYTES, RECYCLED, RecycledMemory
 from featcache.errors import FeatureError
-from featcache.interface import Array, Bytes
+from featcache.interface import Array
 
 if TYPE_CHECKING:
     import torch
@@ -85,63 +84,3 @@ def empty_tensor(memory: RecycledMemory, shape: tuple[int, ...], dtype: torch.dt
         return torch.empty(shape, dtype=dtype)
     block = memory.empty((nbytes,), np.dtype(np.uint8))
     return torch.from_numpy(block).view(dtype).view(shape)
-
-
-# Many copies at once, for threads that read beside a loop.
-#
-# NumPy lets go of the interpreter's lock for each copy, and a thread waits up to 5 ms to have it
-# again where the loop computes in Python. Torch copies any number with the lock given away once.
-
-LARGE_BYTES = 1 << 10  # of a copy: of less NumPy keeps the lock
-SERIAL = (1 << 15) - 1  # numbers: of more torch does them in parallel (at::internal::GRAIN_SIZE)
-
-
-def copies_at_once(nbytes: Sequence[int]) -> bool:
-    """Whether `copy_all` is worth it in this thread, for arrays of so many bytes."""
-    torch = sys.modules.get("torch")  # a process without it has no loop beside its threads
-    beside = threading.current_thread() is not threading.main_thread()
-    large = sum(nbytes) >= LARGE_BYTES * len(nbytes) > 0
-    return beside and large and hasattr(torch, "_foreach_copy_")
-
-
-def copy_all(outs: Sequence[Bytes], sources: Sequence[Bytes]) -> None:
-    """Copy each of some arrays into one of `outs`."""
-    import torch
-
-    targets, found = ([*_in_pieces(arrays)] for arrays in (outs, sources))
-    torch._foreach_copy_(targets, found)
-
-
-def clear_all(outs: Sequence[Bytes]) -> None:
-    """Fill arrays with zeros."""
-    import torch
-
-    torch._foreach_zero_([*_in_pieces(outs)])
-
-
-def _in_pieces(arrays: Iterable[Bytes]) -> Iterator[Tensor]:
-    """Yield tensors over some bytes, so small that torch takes no threads of its own for one.
-
-    A forked process cannot use these, and each reading thread would start as many as there are.
-    """
-    import torch
-
-    for array in arrays:
-        whole = len(array) // 8 * 8
-        if whole:
-            numbers = torch.from_numpy(array[:whole].view(np.int64))
-            yield from [numbers] if len(numbers) <= SERIAL else numbers.split(SERIAL)
-        if whole < len(array):
-            yield torch.from_numpy(array[whole:])
-
-
-class Unguarded:
-    """The memory of a read-only array as that of a writable one, for `copy_all` to read.
-
-    Torch warns of read-only arrays. `np.asarray` of this refers to it, and so to the array.
-    """
-
-    def __init__(self, array: Bytes) -> None:
-        self._array = array
-        interface = array.__array_interface__
-        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}

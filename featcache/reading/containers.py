@@ -20,7 +20,6 @@ from typing import Any, cast
 import numpy as np
 
 from featcache._checks import directory
-from featcache._tensors import Unguarded, copies_at_once, copy_all
 from featcache.container_files import read_at, write_durably
 from featcache.errors import (
     CacheError,
@@ -311,23 +310,15 @@ class Containers:
     def read_many(self, pieces: Sequence[Piece], outs: Iterable[Bytes]) -> None:
         """Copy pieces, each to the front of one of `outs`; prefetches them first."""
         self.prefetch(pieces)
-        fronts = [out[: piece[2]] for out, piece in zip(outs, pieces, strict=True)]
-        if not self._missed and copies_at_once([piece[2] for piece in pieces]):
-            files = [self._file_of(piece) for piece in pieces]
-            if all(file.mapped is not None for file in files):
-                together = zip(files, pieces, strict=True)
-                self.at(pieces)
-                copy_all(fronts, [file.source[o : o + n] for file, (_, o, n) in together])
-                return
         me = get_ident()
-        for out, piece in zip(fronts, pieces, strict=True):
+        for out, piece in zip(outs, pieces, strict=True):
             self._at[me] = piece
             container, offset, nbytes = piece
             file = self._file(container)
             if file.mapped is None or not 0 <= offset <= len(file.mapped) - nbytes:
-                self.read_into(container, offset, out)
+                self.read_into(container, offset, out[:nbytes])
             else:
-                out[:] = file.mapped[offset : offset + nbytes]
+                out[:nbytes] = file.mapped[offset : offset + nbytes]
 
     def at(self, pieces: Sequence[Piece]) -> None:
         """Note that this thread reads some pieces; none: that it is done."""
@@ -458,7 +449,6 @@ class Containers:
         if self._mapped and size:
             file.memory = memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
             file.mapped = np.frombuffer(file.memory, np.uint8)
-            file.source = np.asarray(Unguarded(file.mapped))
         return file
 
 
@@ -468,7 +458,6 @@ class _File:
     def __init__(self, descriptor: int, path: str, state: State | None) -> None:
         self.mapped: Bytes | None = None
         self.memory: memoryview | None = None  # the same: arrays are made of it in less time
-        self.source = np.empty(0, np.uint8)  # the same, for `copy_all`
         self.used = True
         self.state = state  # of an adopted file, when it was opened
         self.looked_at = time.monotonic()

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from featcache._cached import cached_property
 from featcache._checks import are_listed, listed_ids
 from featcache._recycled import RECYCLED
-from featcache._tensors import clear_all, copies_at_once
 from featcache.errors import ConfigError, KeyNotFoundError, RowError
 from featcache.format.annotation_columns import Column
 from featcache.format.columns import Strings
@@ -329,13 +328,9 @@ class Selection:
             arrays.read_many(inner, starts[places], lengths[places], mine)
         itemsize = self.blocks.of_feature(feature)[0].dtype.itemsize
         frame_bytes = itemsize * math.prod(self.blocks.dims(feature))
-        filled = zip(out, (lengths * frame_bytes).tolist(), strict=True)
-        rest = [row[nbytes:] for row, nbytes in filled if nbytes < len(row)]
-        if copies_at_once([*map(len, rest)]):
-            clear_all(rest)
-            return
-        for row in rest:
-            row[:] = 0
+        for row, nbytes in zip(out, (lengths * frame_bytes).tolist(), strict=True):
+            if nbytes < len(row):
+                row[nbytes:] = 0
 
     def not_found(self, id: str) -> KeyNotFoundError:
         """Return the error for an id that is not there."""
