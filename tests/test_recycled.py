@@ -192,6 +192,15 @@ def test_what_is_read_stays_as_it_is_while_others_are_read(tmp_path: Path, what:
         assert (array == number).all()
 
 
+def test_any_order_and_shape_is_copied_as_it_looks() -> None:
+    memory = RecycledMemory(1 << 22)
+    array = np.arange(6 * LEAST_BYTES, dtype=np.int16).reshape(3, -1, 2)
+    for view in (array, array[::-1], array.transpose(2, 1, 0), array[:, :0], array[:, 7]):
+        copy = memory.copy(view)
+        np.testing.assert_array_equal(copy, view, strict=True)
+        assert copy.flags.c_contiguous
+
+
 def test_an_error_while_an_array_is_made_costs_nobody_its_memory() -> None:
     memory = RecycledMemory(1 << 22)
     held = memory.copy(np.ones((FRAMES, 80)))

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from itertools import islice
+from numbers import Real
 from typing import Generic, Literal, NoReturn, Protocol, cast, runtime_checkable
 
 import torch
@@ -40,6 +41,7 @@ from featcache.loading.memory import (
 )
 from featcache.loading.prefetch import Handed, Plan, Planned, Prefetch
 from featcache.reading.opening import CachePath
+from featcache.samplers.by_length import SamplerByLength
 from featcache.samplers.epoch import EpochSampler, Iteration
 from featcache.samplers.order import VERSION, check_version
 from featcache.samplers.packed import PackedBatchSampler
@@ -285,10 +287,10 @@ class FeatureLoader(Generic[T]):
         arrays: "torch", or "numpy" for NumPy arrays in place of tensors.
         collate: makes of each batch what the loop gets, in the reading threads, e.g.
             `featcache.interop.speechbrain.padded_batch`.
-        threads: number of batches that are read side by side; 0 reads each when it is asked for.
-            One is enough for what is mapped from a local disk: more take the interpreter's lock
-            from each other and from the loop. Codecs, a `transform`, network file systems and
-            `mapped=False` may want more, a loop that computes in Python alone none.
+        threads: number of batches that are read side by side ahead; 0 reads each when it is asked
+            for. What no thread has begun then, the loop's own thread reads. One is enough for what
+            is mapped from a local disk; codecs, a `transform`, network file systems and
+            `mapped=False` may want more.
         prefetch_bytes: most bytes of the batches that are read ahead and wait.
         pin_memory: read into memory that a GPU can copy from while the CPU goes on; by default for
             a CUDA `device`.
@@ -296,7 +298,8 @@ class FeatureLoader(Generic[T]):
         allow_incomplete: also read caches that their writer has not finished; else these are
             refused.
         watchdog_s: warns, in the log, of a batch that the loop has waited for so long, and names
-            the file and the place in it that is being read.
+            the file and the place in it that is being read. The loop's own thread then reads
+            nothing: nobody would watch over it.
 
     An iteration that came to its end is followed by the next epoch, one that was left before by the
     same again, unless `set_epoch` chooses. After each epoch `waited_s` tells how many seconds the
@@ -335,7 +338,7 @@ class FeatureLoader(Generic[T]):
         allow_incomplete: bool = False,
         watchdog_s: float | None = None,
     ) -> None:
-        pad_to = getattr(batch_sampler, "pad_to", None)
+        _check_numbers(threads, prefetch_bytes, watchdog_s)
         dataset = dataset_of(source)
         if dataset is None:
             dataset = FeatureDataset(
@@ -352,45 +355,28 @@ class FeatureLoader(Generic[T]):
         else:
             others = arrays != "torch" or allow_incomplete
             _check_none_given(features, annotations, dtypes, transform, layout, others)
-            _check_packed(batch_sampler, dataset.layout)
-        _check_padding(pad_to, dataset.layout)
-        if threads < 0 or prefetch_bytes < 0:
-            raise ConfigError(f"{threads=}, {prefetch_bytes=}: neither can be negative")
-        if watchdog_s is not None and not watchdog_s > 0:
-            raise ConfigError(f"watchdog_s must be a number of seconds above 0, not {watchdog_s!r}")
-        if batch_sampler is None:
-            batch_sampler = _plain_sampler(dataset, batch_size, shuffle, seed, drop_last)
-        elif (batch_size, shuffle, seed, drop_last) != (None, None, None, None):
-            raise ConfigError(
-                "give either batch_sampler, or batch_size, shuffle, seed and drop_last; a batch "
-                "sampler has such settings of its own"
-            )
-        if isinstance(batch_sampler, Iterator) or not isinstance(batch_sampler, Iterable):
-            raise ConfigError(
-                f"batch_sampler must be a list of batches or a sampler, not {batch_sampler!r}"
-            )
-        dataset.require_rows(batch_sampler)
         self.dataset = dataset
-        self.batch_sampler = batch_sampler
+        plain = batch_size, shuffle, seed, drop_last
+        self.batch_sampler = _sampler_of(dataset, batch_sampler, *plain)
+        _check_together(self.batch_sampler, dataset)
         self.waited_s = 0.0
-        self._position = Position(batch_sampler, dataset.table)
+        self._position = Position(self.batch_sampler, dataset.table)
         self._collate = collate
         self._threads = threads
         self._prefetch_bytes = prefetch_bytes
-        if arrays == "numpy" and device is not None:
+        if dataset.arrays == "numpy" and device is not None:
             raise ConfigError("device= is for tensors; arrays='numpy' stay in memory")
         self._device = None if device is None else usable_device(device)
-        on_gpu = self._device is not None and self._device.type == "cuda"
-        pin = on_gpu if pin_memory is None else pin_memory
-        if pin:
-            check_pinned()
-        # of what waits as much as of what was used, and of that as much again to be used next
-        memory = RecycledMemory(2 * prefetch_bytes + MOST_BYTES)
-        self._allocate: Allocate = pinned if pin else partial(empty_tensor, memory)
+        self._allocate = _memory_for(self._device, pin_memory, prefetch_bytes)
         self._watchdog_s = watchdog_s
         self._running: weakref.WeakSet[Prefetch[T]] = weakref.WeakSet()
         self._last, self._began = Handed(), time.perf_counter()  # of the last iteration
         self._ahead: weakref.WeakMethod[Callable[[], tuple[int, int]]] | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the running or the last iteration, or the one that was chosen since."""
+        return self._position.epoch
 
     @property
     def sampler(self) -> FeatureLoader[T]:
@@ -573,13 +559,26 @@ def _layout_for(sampler: object) -> Layout:
     return Padded(getattr(sampler, "pad_to", None))
 
 
-def _plain_sampler(
+def _sampler_of(
     dataset: FeatureDataset,
+    batch_sampler: IndexBatches | None,
     batch_size: int | None,
     shuffle: bool | None,
     seed: int | None,
     drop_last: bool | None,
-) -> PlainBatchSampler:
+) -> IndexBatches:
+    """Return the batch sampler, or one of plain batches; else raise `ConfigError`."""
+    if batch_sampler is not None:
+        if (batch_size, shuffle, seed, drop_last) != (None, None, None, None):
+            raise ConfigError(
+                "give either batch_sampler, or batch_size, shuffle, seed and drop_last; a batch "
+                "sampler has such settings of its own"
+            )
+        if isinstance(batch_sampler, Iterator) or not isinstance(batch_sampler, Iterable):
+            raise ConfigError(
+                f"batch_sampler must be a list of batches or a sampler, not {batch_sampler!r}"
+            )
+        return batch_sampler
     if batch_size is None:
         raise ConfigError("the loader needs a batch_sampler, or a batch_size to make batches of")
     if seed is not None and not shuffle and not dataset.transforms:
@@ -593,6 +592,17 @@ def _plain_sampler(
     )
 
 
+def _memory_for(
+    device: torch.device | None, pin_memory: bool | None, prefetch_bytes: int
+) -> Allocate:
+    on_gpu = device is not None and device.type == "cuda"
+    if on_gpu if pin_memory is None else pin_memory:
+        check_pinned()
+        return pinned
+    # of what waits as much as of what was used, and of that as much again to be used next
+    return partial(empty_tensor, RecycledMemory(2 * prefetch_bytes + MOST_BYTES))
+
+
 def _check_none_given(*settings: object) -> None:
     if any(setting is not None and setting not in (False, ()) for setting in settings):
         raise ConfigError(
@@ -601,19 +611,38 @@ def _check_none_given(*settings: object) -> None:
         )
 
 
-def _check_packed(sampler: object, layout: Layout) -> None:
-    """Raise `ConfigError` for a data set that pads what a sampler packs: far above `max_frames`."""
+def _check_numbers(threads: int, prefetch_bytes: float, watchdog_s: float | None) -> None:
+    whole_number("threads", threads, 0)
+    if not isinstance(prefetch_bytes, Real) or not prefetch_bytes >= 0:
+        raise ConfigError(f"prefetch_bytes is a number of bytes from 0 on, not {prefetch_bytes!r}")
+    if watchdog_s is not None and not (isinstance(watchdog_s, Real) and watchdog_s > 0):
+        raise ConfigError(f"watchdog_s is a number of seconds above 0, not {watchdog_s!r}")
+
+
+def _check_together(sampler: IndexBatches, dataset: FeatureDataset) -> None:
+    """Raise `ConfigError` for a sampler of other utterances, other padding or other frames."""
+    dataset.require_rows(sampler)
+    layout = dataset.layout
     if isinstance(sampler, PackedBatchSampler) and isinstance(layout, Padded):
-        raise ConfigError(
+        raise ConfigError(  # batches would be far above max_frames
             "the batch sampler makes batches to pack, and the FeatureDataset pads them; give it "
             "layout='packed', or take a BucketBatchSampler"
         )
-
-
-def _check_padding(pad_to: object, layout: Layout) -> None:
-    """Raise `ConfigError` for a layout that pads to other lengths than the batch sampler."""
+    pad_to = getattr(sampler, "pad_to", None)
     if pad_to is not None and layout != Padded(cast(PadTo, pad_to)):
         raise ConfigError(
             f"the batch sampler makes batches to pad to {pad_to!r}, and the layout is {layout!r}; "
             f"give layout=featcache.loading.Padded(pad_to={pad_to!r})"
+        )
+    crop_s = dataset.choices.random_crop_s
+    if (
+        isinstance(sampler, SamplerByLength)
+        and sampler.table is not None
+        and sampler.random_crop_s != crop_s
+    ):
+        counted = f"random_crop_s={sampler.random_crop_s!r}"
+        raise ConfigError(
+            f"the batch sampler counts frames for {counted}, and the FeatureDataset has "
+            f"random_crop_s={crop_s!r}; make the sampler of this data set: "
+            f"{type(sampler).__name__}(dataset, ...)"
         )

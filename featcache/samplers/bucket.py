@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
-from functools import partial
 from itertools import product
 from typing import Literal
 
@@ -16,27 +15,13 @@ from featcache._cached import cached_property
 from featcache._checks import whole_number
 from featcache.errors import ConfigError
 from featcache.interface import Ints
-from featcache.samplers.batches import Batches
-from featcache.samplers.epoch import (
-    GROUP_SIZES,
-    EpochSampler,
-    State,
-    drawn_evenly,
-    shuffled_in_groups,
-    split_up,
-)
-from featcache.samplers.lengths import LengthsLike, LengthsOfUtterances, longest_of
+from featcache.samplers.by_length import SamplerByLength
+from featcache.samplers.epoch import GROUP_SIZES, State, shuffled_in_groups
+from featcache.samplers.lengths import LengthsLike, longest_of
 from featcache.samplers.order import drawn, orders, share_of
 from featcache.samplers.shapes import BatchShapes, PadTo, lengths_up_to
-from featcache.samplers.windows import (
-    DEVIATIONS,
-    WINDOW,
-    WindowedBatches,
-    spare_batches,
-    windows_of,
-)
+from featcache.samplers.windows import SPARE
 from featcache.tables.columns import stable_order
-from featcache.tables.table import Numbering
 
 # `BatchLimits`: the most that a batch may hold, padding included, and cuts that keep to it.
 
@@ -143,7 +128,7 @@ def _ends(frames: Ints, cap: int, size: int) -> Iterator[int]:
 SPREAD = 1.05
 
 
-class BucketBatchSampler(EpochSampler):
+class BucketBatchSampler(SamplerByLength):
     """Batches of row numbers of utterances of similar length, in new company each epoch.
 
     Each utterance comes once per epoch. In every batch, the longest utterance times the number of
@@ -181,6 +166,9 @@ class BucketBatchSampler(EpochSampler):
     [[0, 4, 2], [1, 3]]
     """
 
+    one_in = SPARE
+    group = GROUP_SIZES[-1]  # so that those of all windows begin where a step of the ranks does
+
     def __init__(
         self,
         lengths: LengthsLike,
@@ -199,23 +187,25 @@ class BucketBatchSampler(EpochSampler):
         world_size: int | None = None,
         drop_last: bool = False,
     ) -> None:
-        super().__init__(seed=seed, rank=rank, world_size=world_size, drop_last=drop_last)
-        self._of = of = LengthsOfUtterances(lengths, ids)
-        self.table = of.table
+        super().__init__(
+            lengths,
+            ids,
+            shuffle=shuffle,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            drop_last=drop_last,
+        )
         self.pad_to = pad_to
         if batch_sizes is not None:
             batch_size = _largest(batch_sizes, pad_to, max_frames, max_elements, batch_size)
         self._limits = limits = BatchLimits(max_frames, max_elements, batch_size, quadratic_frames)
         self.max_frames, self.max_elements, self.batch_size, _ = astuple(limits)
-        self.shuffle = shuffle
         self._shapes = None if pad_to is None else self._shapes_of(pad_to, batch_sizes)
         named = limits.named("max_frames", "max_elements")
         if self._shapes is not None:
             named.append(f"pad_to={pad_to!r}")
-        self.too_long = of.without(self._fits, too_long, named)
-        self._number = of.count(self.too_long)
-        self._windows = windows_of(self._number) if shuffle and self._shapes is None else 1
-        self._count = 0  # of the batches of each epoch, once it is known
+        self._leave_out(too_long, named, windows=self._shapes is None)
 
     def __repr__(self) -> str:
         limits = ", ".join(self._limits.named(*vars(self._limits)))
@@ -235,41 +225,12 @@ class BucketBatchSampler(EpochSampler):
             padded += float(longest.astype(float) @ some.sizes)
         return real / padded if padded else 1.0
 
-    @property
-    def numbering(self) -> Numbering | None:
-        """The utterances that row numbers count; None where batches hold ids."""
-        return self._of.numbering
-
-    def epoch_batches(self, epoch: int) -> Batches | WindowedBatches:
-        """Return the batches of an epoch, in its order."""
-        if not self.shuffle:
-            rows = self._rows_of(epoch)
-            return self._of.batches(rows, self._cut(rows, 0))
-        plan = self._of.plan
-        if self._windows > 1:
-            order = self._of.drawn_rows(self.too_long, self.seed, epoch)
-            make = partial(self._window, epoch)
-            return WindowedBatches(order, self._windows, self._per_window, make)
-        if self._shapes is not None and plan is None:  # as many of each shape in all epochs
-            rows, ends = self._draw(epoch, 0)
-        else:
-            rows, ends, self._count = drawn_evenly(
-                self._draw, epoch, self._count, self._spare, own_rows=plan is not None
-            )
-        batches = self._of.batches(rows, ends)
-        return batches.take(shuffled_in_groups(len(batches), drawn(self.seed, "batches", epoch)))
-
-    def settings(self) -> State:
-        """Return what the order depends on: limits, shapes, shuffle, a digest of the lengths."""
+    def _limits_by_name(self) -> State:
         known: State = {
-            "data": self._of.digest,
             "max_frames": self.max_frames,
             "max_elements": self.max_elements,
             "batch_size": self.batch_size,
-            "shuffle": self.shuffle,
         }
-        if self._windows > 1:
-            known["window"] = WINDOW
         if self._limits.quadratic_frames is not None:
             known["quadratic_frames"] = self._limits.quadratic_frames
         if self._shapes is not None:
@@ -303,27 +264,24 @@ class BucketBatchSampler(EpochSampler):
     def _by_length(self, rows: Ints) -> Ints:
         return rows[stable_order(self._of.longest[rows])]
 
-    @cached_property
-    def _per_window(self) -> int:
-        """The batches of each window."""
-        order = self._of.drawn_rows(self.too_long, self.seed, 0)
-        rows = self._by_length(order[: self._number // self._windows])
-        usual = len(self._cut(rows, 0)) - 1
-        spare = spare_batches(usual, self._of.longest[rows], DEVIATIONS) + 1
-        # so that the groups of all windows begin where a step of the ranks does
-        whole_groups = -(-(usual + spare) // GROUP_SIZES[-1]) * GROUP_SIZES[-1]
-        return min(whole_groups, len(rows))
+    def _in_order(self, epoch: int) -> tuple[Ints, Ints]:
+        rows = self._rows_of(epoch)
+        return rows, self._cut(rows, 0)
 
-    def _window(self, epoch: int, rows: Ints, number: int, count: int) -> Batches:
-        """Return the batches of a window in random order."""
-        key, rows = drawn(self.seed, "window", epoch, number), self._by_length(rows)
-        ends = split_up(self._cut(rows, share_of(drawn(key, "first"))), count)
-        return self._of.batches(rows, ends).take(shuffled_in_groups(len(ends) - 1, key))
+    def _cut_window(self, rows: Ints, key: int | None) -> tuple[Ints, Ints]:
+        rows = self._by_length(rows)
+        return rows, self._cut(rows, 0 if key is None else share_of(drawn(key, "first")))
+
+    def _order(self, count: int, key: int) -> Ints:
+        return shuffled_in_groups(count, key)
+
+    def _costs(self, rows: Ints) -> Ints:
+        return self._of.longest[rows]
 
     def _spare(self, usual: int, rows: Ints) -> int:
-        plan = self._of.plan
-        varies = plan is not None and plan.varies
-        return spare_batches(usual, self._of.longest[rows], 4 if varies else 0)
+        if self._shapes is not None and self._of.plan is None:
+            return 0  # there are as many of each shape in all epochs
+        return super()._spare(usual, rows)
 
     def _draw(self, epoch: int, number: int) -> tuple[Ints, Ints]:
         """Return the rows of an epoch, and where its batches end."""

@@ -32,10 +32,13 @@ TOO_LONG = ("raise", "skip")
 LengthsLike = ArrayLike | Sequence[ArrayLike] | CachePath | FeatureTable | HasTable | HasSome
 
 
-def columns_of(lengths: LengthsLike) -> tuple[list[Ints], list[int], FeatureTable | None]:
-    """Return the frames of all utterances and the numbers of a frame, and the table.
+def columns_of(
+    lengths: LengthsLike,
+) -> tuple[list[Ints], list[int], FeatureTable | None, float | None]:
+    """Return the frames of all utterances, the numbers of a frame, the table, and the crop.
 
-    Of each feature that has a time axis, or of each array. Raises `ConfigError` for what is
+    Of each feature that has a time axis, or of each array. The crop is `random_crop_s` of a data
+    set. Raises `ConfigError` for what is
     neither, for no utterances and for features of different ones.
     """
     if isinstance(lengths, FeatureTable | str | os.PathLike):
@@ -50,7 +53,8 @@ def columns_of(lengths: LengthsLike) -> tuple[list[Ints], list[int], FeatureTabl
         made = table if choices is None else choices.over(table)
         names = [name for name in owner.features if made.has_frames(name)]
         columns = [_checked(f"lengths of feature {name!r}", made.lengths(name)) for name in names]
-        return columns, [math.prod(made.dims(name)) for name in names], table
+        crop_s = None if choices is None else choices.random_crop_s
+        return columns, [math.prod(made.dims(name)) for name in names], table, crop_s
     if isinstance(lengths, list | tuple) and len(lengths) > 0 and np.ndim(lengths[0]) > 0:
         arrays = {f"lengths[{number}]": array for number, array in enumerate(lengths)}
     else:
@@ -59,7 +63,7 @@ def columns_of(lengths: LengthsLike) -> tuple[list[Ints], list[int], FeatureTabl
     counts = list(map(len, columns))
     if len(set(counts)) > 1:
         raise ConfigError(f"the features have lengths for {counts} utterances; give the same ones")
-    return columns, [1] * len(columns), None
+    return columns, [1] * len(columns), None, None
 
 
 def _checked(name: str, array: NDArray[np.generic]) -> Ints:
@@ -95,13 +99,14 @@ class LengthsOfUtterances:
         columns: frames of each utterance, by feature.
         frame_elements: the numbers of a frame of each feature.
         table: the table that they are of, where there is one.
+        random_crop_s: seconds that its utterances are cropped to, at random; None: they are whole.
         plan: its plan of epochs, where it is a mix.
         ids: ids in place of row numbers, where they are given.
         longest: frames of each utterance's longest feature.
     """
 
     def __init__(self, lengths: LengthsLike, ids: Iterable[str] | None) -> None:
-        self.columns, self.frame_elements, self.table = columns_of(lengths)
+        self.columns, self.frame_elements, self.table, self.random_crop_s = columns_of(lengths)
         if not self.columns:
             raise ConfigError(
                 f"no feature of {lengths!r} has a time axis; give lengths of your own"
@@ -175,7 +180,7 @@ class LengthsOfUtterances:
         if self.plan is not None:
             how = ", or leave them out of the sources of the mix, with filter"
         elif too_long == "skip" and len(rows) < total:
-            warnings.warn(f"{what}; they are left out", stacklevel=3)
+            warnings.warn(f"{what}; they are left out", stacklevel=4)
             return rows
         raise ConfigError(f"{what}; raise {names}{how}")
 

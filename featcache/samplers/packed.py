@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable
-from functools import partial
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache._cached import cached_property
 from featcache._checks import whole_number
 from featcache.format.columns import ends_of
 from featcache.interface import Ints
-from featcache.samplers.batches import Batches
 from featcache.samplers.bucket import BatchLimits
-from featcache.samplers.epoch import EpochSampler, State, drawn_evenly, split_up
-from featcache.samplers.lengths import LengthsLike, LengthsOfUtterances, longest_of
-from featcache.samplers.order import Order, drawn
-from featcache.samplers.windows import (
-    DEVIATIONS,
-    WINDOW,
-    WindowedBatches,
-    Without,
-    spare_batches,
-    windows_of,
-)
+from featcache.samplers.by_length import SamplerByLength
+from featcache.samplers.epoch import State
+from featcache.samplers.lengths import LengthsLike, longest_of
+from featcache.samplers.order import Order
+from featcache.samplers.windows import Without
 from featcache.tables.columns import stable_order
-from featcache.tables.table import Numbering, RowOrder
+from featcache.tables.table import RowOrder
 
 OPEN = 8  # batches of a window that are filled side by side, and of which the rest is packed again
-WINDOWS = 1024  # that are packed at once: their open batches stay in the processor's cache
+WINDOWS = 64  # of which costs are held as plain numbers at a time
 SPARE = 20_000  # an epoch may have one more in so many batches than epoch 0
 FIRST_DRAWS = 2  # of which the largest number of batches is that of all epochs, where it is small
 
 
-class PackedBatchSampler(EpochSampler):
+class PackedBatchSampler(SamplerByLength):
     """Batches of row numbers whose frames add up to at most `max_frames`, in random company.
 
     For `FeatureLoader(..., layout="packed")` or "jagged": nothing is padded, so utterances of all
@@ -67,6 +59,8 @@ class PackedBatchSampler(EpochSampler):
     ([[0, 1, 2], [3, 4]], 0.835)
     """
 
+    one_in = SPARE
+
     def __init__(
         self,
         lengths: LengthsLike,
@@ -83,17 +77,19 @@ class PackedBatchSampler(EpochSampler):
         world_size: int | None = None,
         drop_last: bool = False,
     ) -> None:
-        super().__init__(seed=seed, rank=rank, world_size=world_size, drop_last=drop_last)
+        super().__init__(
+            lengths,
+            ids,
+            shuffle=shuffle,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            drop_last=drop_last,
+        )
         self.max_frames = whole_number("max_frames", max_frames, 1)
         self._limits = BatchLimits(self.max_frames, None, batch_size, quadratic_frames)
         self.window = whole_number("window", window, 1)
-        self.shuffle = shuffle
-        self._of = LengthsOfUtterances(lengths, ids)
-        self.table = self._of.table
-        self.too_long = self._of.without(self._fits, too_long, [f"max_frames={max_frames}"])
-        self._number = self._of.count(self.too_long)
-        self._windows = windows_of(self._number) if shuffle else 1
-        self._count = 0  # of the batches of each epoch, once it is known
+        self._leave_out(too_long, [f"max_frames={max_frames}"])
 
     def __repr__(self) -> str:
         limits = ", ".join(self._limits.named(*vars(self._limits)))
@@ -106,42 +102,13 @@ class PackedBatchSampler(EpochSampler):
         taken = sum(float(self._costs(some.items).sum()) for some in batches.windows)
         return taken / (len(batches) * self.max_frames)
 
-    @property
-    def numbering(self) -> Numbering | None:
-        """The utterances that row numbers count; None where batches hold ids."""
-        return self._of.numbering
-
-    def epoch_batches(self, epoch: int) -> Batches | WindowedBatches:
-        """Return the batches of an epoch, in its order."""
-        plan = self._of.plan
-        if not self.shuffle:
-            rows: RowOrder = Without(Order(self._number, None), self.too_long)
-            if plan is not None:
-                rows = plan.order(epoch, self.seed)
-            return self._of.batches(*self._packed(rows))
-        if self._windows > 1:
-            order = self._of.drawn_rows(self.too_long, self.seed, epoch)
-            make = partial(self._window, epoch)
-            return WindowedBatches(order, self._windows, self._per_window, make)
-        rows, ends, self._count = drawn_evenly(
-            self._draw, epoch, self._count, self._spare, own_rows=plan is not None
-        )
-        order = Order(len(ends) - 1, drawn(self.seed, "batches", epoch))
-        return self._of.batches(rows, ends).take(order[:])
-
-    def settings(self) -> State:
-        """Return what the order depends on: limits, window, shuffle, a digest of the lengths."""
-        known: State = {
-            "data": self._of.digest,
+    def _limits_by_name(self) -> State:
+        return {
             "max_frames": self.max_frames,
             "batch_size": self._limits.batch_size,
             "quadratic_frames": self._limits.quadratic_frames,
             "window": self.window,
-            "shuffle": self.shuffle,
         }
-        if self._windows > 1:
-            known["rows_at_once"] = WINDOW
-        return known
 
     def _fits(self, columns: list[Ints]) -> NDArray[np.bool_]:
         return self._limits.costs(longest_of(columns)) <= self.max_frames
@@ -149,26 +116,16 @@ class PackedBatchSampler(EpochSampler):
     def _costs(self, rows: Ints) -> Ints:
         return self._limits.costs(self._of.longest[rows])
 
-    @cached_property
-    def _per_window(self) -> int:
-        """The batches of each window of very many utterances."""
-        order = self._of.drawn_rows(self.too_long, self.seed, 0)
-        rows, ends = self._packed(order[: self._number // self._windows])
-        usual = len(ends) - 1
-        spare = spare_batches(usual, self._costs(rows), DEVIATIONS, one_in=SPARE)
-        return min(usual + spare + 1, len(rows))
+    def _in_order(self, epoch: int) -> tuple[Ints, Ints]:
+        if self._of.plan is not None:
+            return self._packed(self._of.plan.order(epoch, self.seed))
+        return self._packed(Without(Order(self._number, None), self.too_long))
 
-    def _window(self, epoch: int, rows: Ints, number: int, count: int) -> Batches:
-        """Return the batches of a window of very many utterances."""
-        rows, ends = self._packed(rows)
-        ends = split_up(ends, count)
-        order = Order(len(ends) - 1, drawn(self.seed, "window", epoch, number))
-        return self._of.batches(rows, ends).take(order[:])
+    def _cut_window(self, rows: Ints, key: int | None) -> tuple[Ints, Ints]:
+        return self._packed(rows)
 
-    def _spare(self, usual: int, rows: Ints) -> int:
-        plan = self._of.plan
-        varies = plan is not None and plan.varies
-        return spare_batches(usual, self._costs(rows), 4 if varies else 0, one_in=SPARE)
+    def _order(self, count: int, key: int) -> Ints:
+        return Order(count, key)[:]
 
     def _draw(self, epoch: int, number: int) -> tuple[Ints, Ints]:
         """Return the rows of an epoch, batch by batch, and where these end."""
@@ -234,41 +191,44 @@ def best_fit(costs: Ints, most: int, size: int | None, window: int) -> Ints:
     """Return the batch that each utterance joins, by number: from `window + OPEN` on of the next.
 
     Each joins the open batch that leaves the least room, of up to `size` utterances whose costs add
-    up to `most`. Where none has room, the fullest is closed and another one opened. All windows
-    take a step at once: that costs numpy a few calls, and Python nothing for an utterance.
+    up to `most`. Where none has room, the fullest is closed and another one opened.
 
     >>> best_fit(np.array([6, 7, 3, 4, 9]), most=10, size=None, window=100).tolist()
     [0, 1, 1, 0, 2]
     """
-    count = -(-len(costs) // window)
-    width = min(window, len(costs))
-    table = np.zeros((count, width), np.int64)
-    table.reshape(-1)[: len(costs)] = costs
-    found = np.empty((count, width), np.int64)
-    _fit(table, most, size or width, found)
-    found += np.arange(count)[:, None] * (window + OPEN)
-    return found.reshape(-1)[: len(costs)]
+    found = np.empty(len(costs), np.int64)
+    scaled = costs * OPEN
+    for number, begin in enumerate(range(0, len(costs), window)):
+        some = scaled[begin : begin + window].tolist()
+        found[begin : begin + window] = _fit(some, most * OPEN, size or window)
+        found[begin : begin + window] += number * (window + OPEN)
+    return found
 
 
-def _fit(costs: Ints, most: int, size: int, found: Ints) -> None:
-    """Fill in the batch of each utterance, (windows, utterances), numbered from 0 in each."""
-    rows = np.arange(len(costs))
-    room = np.full((len(costs), OPEN), most)
-    left = np.full((len(costs), OPEN), size)  # utterances that a batch may still take
-    number = np.tile(np.arange(OPEN), (len(costs), 1))
-    opened = np.full(len(costs), OPEN)
-    for step in range(costs.shape[1]):
-        cost = costs[:, step]
-        rest = room - cost[:, None]
-        rest[(rest < 0) | (left == 0)] = most + 1
-        best = rest.argmin(axis=1)
-        none = np.flatnonzero(rest[rows, best] > most)
-        if len(none):
-            fullest = np.where(left[none] == 0, -1, room[none]).argmin(axis=1)
-            best[none] = fullest
-            room[none, fullest], left[none, fullest] = most, size
-            number[none, fullest] = opened[none]
-            opened[none] += 1
-        room[rows, best] -= cost
-        left[rows, best] -= 1
-        found[:, step] = number[rows, best]
+def _fit(costs: list[int], most: int, size: int) -> list[int]:
+    """Return the batch of each utterance of one window, numbered from 0.
+
+    Costs are in units of 1 / OPEN, so that the rest of a room by OPEN is the place of its batch.
+    """
+    # plain numbers, sorted: a bisection takes 0.2 us an utterance, numpy as long for a thousand
+    # windows at once and far longer for a few
+    rooms = [most + place for place in range(OPEN)]
+    full: list[int] = []  # places of batches of `size` utterances
+    left, number, opened = [size] * OPEN, [*range(OPEN)], OPEN
+    found = []
+    for cost in costs:
+        best = bisect_left(rooms, cost)
+        if best < len(rooms):
+            room = rooms.pop(best)
+            place = room % OPEN
+        else:
+            place = full.pop(full.index(min(full))) if full else rooms.pop(0) % OPEN
+            room, left[place], number[place] = most + place, size, opened
+            opened += 1
+        found.append(number[place])
+        left[place] -= 1
+        if left[place]:
+            insort(rooms, room - cost)
+        else:
+            full.append(place)
+    return found

@@ -29,7 +29,7 @@ def windows_of(count: int) -> int:
     return 1 if count <= MOST_AT_ONCE else -(-count // WINDOW)
 
 
-def spare_batches(usual: int, frames: Ints, deviations: float, *, one_in: int = SPARE) -> int:
+def spare_batches(usual: int, frames: Ints, deviations: float, *, one_in: int) -> int:
     """Return how many more batches others may need than these frames, which take `usual` ones.
 
     One in `one_in`; where others have other frames, as many as deviate so often from the average.

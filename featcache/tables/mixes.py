@@ -185,6 +185,7 @@ class WeightedSource:
 # With S sources, any rows that follow on have less than 2 S of one more or fewer than its share.
 
 _STEPS_BITS = 12  # of such a u
+_TOGETHER = 8  # pieces of an epoch that are drawn at once, where many are asked for
 
 
 class MixOrder:
@@ -198,7 +199,8 @@ class MixOrder:
         self._spread = [drawn(key, "spread", epoch) for key in self._keys]
         self._count = plan.size
         self._pieces = -(-self._count // AT_ONCE)
-        self._last: tuple[int, int, Ints] = -1, 0, np.empty(0, np.int64)
+        # the pieces that were drawn last: their numbers, the first place, and the rows
+        self._last: tuple[range, int, Ints] = range(0), 0, np.empty(0, np.int64)
 
     def __len__(self) -> int:
         return self._count
@@ -207,11 +209,11 @@ class MixOrder:
         begin, end, _ = places.indices(self._count)
         if end <= begin:
             return np.empty(0, np.int64)
-        found, number = [], self._piece_of(begin)
-        while begin < end:
-            start, rows = self._piece(number)
-            found.append(rows[begin - start : end - start])
-            begin, number = begin + len(found[-1]), number + 1
+        first, last = self._piece_of(begin), self._piece_of(end - 1)
+        found, step = [], _TOGETHER if last - first > 1 else 1
+        for number in range(first, last + 1, step):
+            start, rows = self._drawn(range(number, min(number + step, last + 1)))
+            found.append(rows[max(begin - start, 0) : end - start])
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _piece_of(self, place: int) -> int:
@@ -241,18 +243,22 @@ class MixOrder:
         )
         return (places << _STEPS_BITS) + (1 << (_STEPS_BITS - 2)) + random.astype(np.int64)
 
-    def _piece(self, number: int) -> tuple[int, Ints]:
-        """Return the first place of a piece, and its rows."""
-        if self._last[0] != number:
-            rows, at, first = [], [], 0
+    def _drawn(self, pieces: range) -> tuple[int, Ints]:
+        """Return the first place of pieces that follow on, and their rows."""
+        if self._last[0] != pieces:
+            at, rows, first = [], [], 0  # of each source, piece by piece
             for which, source in enumerate(self._sources):
-                begin, end = self._before(which, number), self._before(which, number + 1)
-                places, first = np.arange(begin, end), first + begin
-                at.append(self._at(which, places) / source.taken)
+                ends = [self._before(which, piece) for piece in (*pieces, pieces.stop)]
+                places, first = np.arange(ends[0], ends[-1]), first + ends[0]
+                inner = np.array(ends[1:-1], np.int64) - ends[0]
                 found = source.rows(places, self._epoch, self._keys[which])
-                rows.append(found + self._starts[which])
-            order = np.argsort(np.concatenate(at), kind="stable")
-            self._last = number, first, np.concatenate(rows)[order]
+                rows.append(np.split(found + self._starts[which], inner))
+                at.append(np.split(self._at(which, places) / source.taken, inner))
+            ordered = [
+                np.concatenate(some)[np.argsort(np.concatenate(where), kind="stable")]
+                for some, where in zip(zip(*rows, strict=True), zip(*at, strict=True), strict=True)
+            ]
+            self._last = pieces, first, np.concatenate(ordered)
         return self._last[1], self._last[2]
 
 
@@ -325,6 +331,7 @@ class MixPlan:
 
 RowWeights = NDArray[np.float64]
 ROUNDING = 1e-9  # by which products of shares may be off
+MOST_ROWS = 1 << 34  # of an epoch: of more, each taken once, the numbers alone fill 128 GiB
 Weight = float | str | ArrayLike
 
 
@@ -382,6 +389,8 @@ def mix(
         if weights is not None or temperature != 1 or epoch_size is not None:
             raise ConfigError("repeat takes the place of weights, temperature and epoch_size")
         taken = _repeated(tables, repeat)
+    if sum(taken) > MOST_ROWS:
+        raise ConfigError(f"an epoch of {sum(taken):,} rows is too long: {MOST_ROWS:,} at most")
     planned: list[MixSource] = [
         EvenSource(len(each), count) if of_rows is None else WeightedSource.of(of_rows, count)
         for each, count, of_rows in zip(tables.values(), taken, wanted.of_rows, strict=True)
@@ -441,8 +450,14 @@ class _Wanted:
             _above_0(f"the weight of {name!r}", given[name]) if each is None else _sum(each)
             for name, each in zip(tables, of_rows, strict=True)
         ]
-        powers = totals if temperature == 1 else [total**temperature for total in totals]
-        shares = [power / sum(powers) for power in powers]
+        try:
+            powers = totals if temperature == 1 else [total**temperature for total in totals]
+            shares = [power / sum(powers) for power in powers]
+        except (OverflowError, ZeroDivisionError) as error:
+            raise ConfigError(
+                f"temperature={temperature!r} raises weights such as {max(totals):,.0f} to powers "
+                "that no number holds; weights are raised to it, so it lies from 0 to about 1"
+            ) from error
         most, least = [], []
         for table, share, each in zip(tables.values(), shares, of_rows, strict=True):
             ends = (1.0, 1.0) if each is None else (float(each.max()), float(each[each > 0].min()))

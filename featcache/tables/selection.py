@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import suppress
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,6 +122,8 @@ class Selection:
         self.cuts = cuts
         self.plan = plan
         self._stats: dict[str, FeatureStats] = {}
+        # lengths of all rows while somebody has them: of several caches, or some rows, a copy
+        self._lengths: WeakValueDictionary[str, Ints] = WeakValueDictionary()
         alone = row_map is None and len(generations := blocks.generations) == 1
         # the one generation, where the rows are all of its own, in their order
         self._whole = generations[0] if alone and blocks.blocks[0].whole else None
@@ -252,9 +255,12 @@ class Selection:
         self.blocks.require(feature)
         if self.cuts is not None and self._is_cut(feature):
             return self.cuts.lengths(feature)
-        column = self.blocks.lengths(feature)
-        lengths = column.view() if self.row_map is None else column[self.row_map.below]
-        lengths.flags.writeable = False
+        lengths = self._lengths.get(feature)
+        if lengths is None:
+            column = self.blocks.lengths(feature)
+            lengths = column.view() if self.row_map is None else column[self.row_map.below]
+            lengths.flags.writeable = False
+            self._lengths[feature] = lengths
         return lengths
 
     def checked_lengths(self, feature: str, rows: Ints) -> Ints:

@@ -8,9 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import operator
-import threading
 import warnings
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +16,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, get_args
 
 import numpy as np
 
+from featcache._recycled import RecycledMemory
 from featcache._tensors import ArrayLike, Lengths, as_numpy, to_bfloat16
 from featcache.container_files import EncodedArrays
 from featcache.declaration import MANY_FRAMES, FeatureStorageConfig, FrameTimes, first_contradiction
@@ -26,54 +25,9 @@ from featcache.format.annotations import Values
 from featcache.format.files import check_id, from_bfloat16, from_storage
 from featcache.format.index import Stamps
 from featcache.format.part import checksums
-from featcache.interface import Array, Blocks, Bytes, EncodedArray, FeatureSpec, storage_dtype
+from featcache.interface import Array, Blocks, EncodedArray, FeatureSpec, storage_dtype
 from featcache.registry import RAW
 from featcache.stats import FeatureStats
-
-# `CopyMemory`: memory for copies of arrays, used again once nobody looks at them any more.
-#
-# Fresh memory costs as much as the copy: the system hands it out, zeroed, a page at a time.
-
-BLOCK_BYTES = 4 << 20  # NumPy asks for large pages from here on
-LEAST_BYTES = 1 << 15  # smaller copies are quick in any case
-
-
-class CopyMemory:
-    """Copies arrays into blocks of memory of its own; threads may share it."""
-
-    def __init__(self) -> None:
-        self._free: list[Bytes] = []  # never more than the copies that are held at a time fill
-        self._block: Bytes | None = None
-        self._used = 0
-        self._lock = threading.Lock()
-
-    def copy(self, array: Array) -> Array:
-        """Return a copy in C order."""
-        if not LEAST_BYTES <= array.nbytes <= BLOCK_BYTES:
-            return np.array(array, order="C")
-        copy = self.take(array.nbytes).view(array.dtype).reshape(array.shape)
-        np.copyto(copy, array)
-        return copy
-
-    def take(self, nbytes: int) -> Bytes:
-        """Return memory of any content."""
-        if nbytes > BLOCK_BYTES:
-            return np.empty(nbytes, np.uint8)
-        with self._lock:
-            if self._block is None or self._used + nbytes > BLOCK_BYTES:
-                self._block, self._used = None, 0
-                self._block = self._free_block()
-            begin = self._used
-            self._used += nbytes + -nbytes % 64
-            return self._block[begin : begin + nbytes]
-
-    def _free_block(self) -> Bytes:
-        memory = self._free.pop() if self._free else np.empty(BLOCK_BYTES, np.uint8)
-        # views of it hold this array, and no other: it dies with the last of them
-        block = np.frombuffer(memory.data, np.uint8)
-        weakref.finalize(block, self._free.append, memory).atexit = False
-        return block
-
 
 # `CheckedUtterances`: on their way from the caller to the thread that stores, one or many alike.
 #
@@ -337,7 +291,7 @@ def check_batch(
     annotations: Mapping[str, Values],
     stamps: Mapping[str, Stamps],
     features: Mapping[str, FeatureStorageConfig],
-    memory: CopyMemory,
+    memory: RecycledMemory,
 ) -> list[CheckedUtterances]:
     """Return a batch of the declared features as it is stored, `PIECE_ROWS` utterances together.
 
@@ -392,7 +346,7 @@ def _pack(
     lengths: list[int],
     layout: BatchLayout,
     feature: FeatureStorageConfig,
-    memory: CopyMemory,
+    memory: RecycledMemory,
 ) -> list[PackedArrays]:
     """Return a copy of a padded or packed batch as it is stored, `PIECE_ROWS` utterances together.
 

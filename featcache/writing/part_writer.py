@@ -14,6 +14,7 @@ from typing import Self, TypeVar
 
 from featcache._checks import directory
 from featcache._closing import close_after
+from featcache._recycled import RecycledMemory
 from featcache._tensors import ArrayLike
 from featcache.declaration import Features, by_name
 from featcache.errors import ClosedError, CorruptCacheError, FeatureError
@@ -27,7 +28,6 @@ from featcache.writing.arrays import (
     NOTHING,
     BatchLayout,
     CheckedUtterances,
-    CopyMemory,
     FirstShapes,
     LengthsByFeature,
     check_batch,
@@ -38,7 +38,7 @@ from featcache.writing.free_space import FreeSpace
 from featcache.writing.held import HeldCache
 from featcache.writing.known_ids import KnownIds, find_stored
 from featcache.writing.open_part import OpenPart
-from featcache.writing.queue import HandOver, PartsUnderWay
+from featcache.writing.queue import QUEUE_BYTES, HandOver, PartsUnderWay
 
 T = TypeVar("T")
 PART_BYTES = 8 << 30  # a killed writer's part is read when it is recovered, and an HDF5 file copied
@@ -87,7 +87,7 @@ class PartWriter:
         self._held, self._build, self._dims, self._kinds = held, *stored[:3]
         self._names = beside.union(self.features)  # which no annotation has
         self._known = KnownIds(self.path, stored.rows)
-        self._memory = CopyMemory()
+        self._memory = RecycledMemory(2 * QUEUE_BYTES)  # what waits, and as much to be used next
         self._first_shapes = FirstShapes(self.features)
         self._space = FreeSpace(self.path, len(self.features), stored.utterances)
         # takes what is written; the thread that stores may be at the one before

@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 import xxhash
 
+from featcache._recycled import RecycledMemory
 from featcache.container_files import sync_directory
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import ClosedError, StaleCacheError
@@ -25,7 +26,7 @@ from featcache.format.manifest import NAME, PARTS, Manifest, read_manifest
 from featcache.format.part import SealedPart, remove_part
 from featcache.interface import Array, Bytes, EncodedArray
 from featcache.stats import FeatureStats
-from featcache.writing.arrays import BLOCK_BYTES, CheckedUtterances, CopyMemory, PackedArrays
+from featcache.writing.arrays import CheckedUtterances, PackedArrays
 from featcache.writing.background import Background, always, nothing
 from featcache.writing.held import HeldCache
 from featcache.writing.known_ids import KnownIds
@@ -153,6 +154,7 @@ class PartsUnderWay:
 T = TypeVar("T")
 MOST_ROWS = 256  # utterances that are handed over together
 LEAST_BYTES = 1 << 12  # of the memory of a feature
+BLOCK_BYTES = 4 << 20  # of all of them: NumPy asks for large pages from here on
 COUNTED_VALUES = 1 << 16  # whose statistics are taken together, while they are in cache
 
 
@@ -177,7 +179,7 @@ class Staging:
         self,
         part: OpenPart,
         features: Mapping[str, FeatureStorageConfig],
-        memory: CopyMemory,
+        memory: RecycledMemory,
         first: CheckedUtterances,
     ) -> None:
         self.part = part
@@ -187,7 +189,8 @@ class Staging:
             array = packed.array
             share = BLOCK_BYTES * array.nbytes // max(first.nbytes, 1)
             share = min(share, 2 * MOST_ROWS * array.nbytes)
-            taken = memory.take(max(share, array.nbytes, len(array), LEAST_BYTES))
+            nbytes = max(share, array.nbytes, len(array), LEAST_BYTES)
+            taken = memory.empty((nbytes,), np.dtype(np.uint8))
             self._rows[name] = _Rows(features[name], array, taken, is_raw=part.is_raw(name))
             self.memory += len(taken)
         self._taken: list[_Taken] = []
@@ -307,7 +310,7 @@ class HandOver:
     """
 
     def __init__(
-        self, path: Path, features: Declarations, memory: CopyMemory, under_way: PartsUnderWay
+        self, path: Path, features: Declarations, memory: RecycledMemory, under_way: PartsUnderWay
     ) -> None:
         self._pid = os.getpid()
         self.may_commit: Callable[[], bool] = always

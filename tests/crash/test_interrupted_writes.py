@@ -16,9 +16,10 @@ from staging_helpers import FEATURES, arrays_of, check
 
 import featcache
 from featcache import CacheWriter
+from featcache._recycled import RecycledMemory
 from featcache.format.part import checksums
 from featcache.writing import queue
-from featcache.writing.arrays import CheckedUtterances, CopyMemory, check_one, pieces_of
+from featcache.writing.arrays import CheckedUtterances, check_one, pieces_of
 
 WRITING = LIBRARY / "writing"
 
@@ -86,7 +87,7 @@ def test_two_interrupts_in_a_row_spoil_no_other_utterance(
         writer.write("utt-0", {"fbank": arrays_of(0)["fbank"]})
         part = writer._parts._part
         assert part is not None
-        memory, lines = CopyMemory(), range(1, 40)
+        memory, lines = RecycledMemory(1 << 24), range(1, 40)
         for first, second in itertools.product(lines, lines):
             waiting = queue.Staging(part, features, memory, utterance(0))
             added = [

@@ -194,6 +194,18 @@ def test_samplers_know_the_lengths_of_crops_and_of_the_longest_version(cache: Pa
     assert found.keys() == {"u04", "u05", "u06", "u07"}
 
 
+def test_a_sampler_that_counts_other_frames_than_the_data_set_has_is_refused(cache: Path) -> None:
+    cropped = FeatureDataset(cache, "fbank", random_crop_s=0.2)
+    whole = FeatureDataset(cache, "fbank")
+    for counted, read in ((whole, cropped), (cache, cropped), (cropped, whole)):
+        sampler = BucketBatchSampler(counted, max_frames=200)
+        with pytest.raises(ConfigError, match=r"BucketBatchSampler\(dataset, ...\)"):
+            FeatureLoader(read, batch_sampler=sampler)
+    FeatureLoader(cropped, batch_sampler=BucketBatchSampler(cropped, max_frames=200))
+    lengths = whole.table.lengths("fbank")  # whose frames the user has counted
+    FeatureLoader(cropped, batch_sampler=BucketBatchSampler(lengths, max_frames=200))
+
+
 def test_only_the_bytes_of_a_crop_are_read(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = FeatureDataset(cache, "fbank", random_crop_s=0.1)
     read: list[int] = []

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from store_helpers import arrays_of, id_of, make_cache
 from test_feature_dataset import check_batch
 from test_prefetch import no_reading_threads
 
-from featcache import CacheWriter, FeatureLoader, FeatureStorageConfig
+from featcache import CacheWriter, FeatureLoader, FeatureStorageConfig, concat
 from featcache._recycled import RecycledMemory
 from featcache._tensors import empty_tensor
 from featcache.errors import ClosedError, CorruptCacheError, KeyNotFoundError
@@ -49,6 +50,59 @@ def test_batches_come_in_the_order_of_the_sampler(
             count += 1
         assert count == len(BATCHES)
     assert no_reading_threads()
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_threads_read_large_arrays_of_several_caches_as_they_are(
+    tmp_path: Path, layout: str
+) -> None:
+    arrays, paths = {}, []
+    for backend in ("memmap", "hdf5"):
+        config = FeatureStorageConfig("fbank", backend=backend)
+        with CacheWriter(tmp_path / backend, [config]) as writer:
+            for frames in (0, 1, 300, 301, 450):
+                array = np.random.default_rng(frames).normal(size=(frames, 33)).astype("f4")
+                arrays[f"{backend}-{frames}"] = array
+                writer.write(f"{backend}-{frames}", {"fbank": array})
+        paths.append(tmp_path / backend)
+    # a watched iteration leaves all to its threads
+    loader = FeatureLoader(
+        concat(*paths), batch_size=4, shuffle=True, layout=layout, watchdog_s=600
+    )
+    for batch in loader:
+        values = batch["fbank"].numpy()
+        if layout == "packed":
+            values = np.split(values, batch["fbank_cu_seqlens"].tolist()[1:-1])
+        for id, found, length in zip(batch["id"], values, batch["fbank_lengths"], strict=True):
+            np.testing.assert_array_equal(found[:length], arrays[id])
+            assert not found[length:].any()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_threads_of_a_forked_process_read_large_arrays(tmp_path: Path) -> None:
+    """Torch's own threads are the parent's, and torch refuses to use them in a child."""
+    arrays = [np.random.default_rng(n).normal(size=(9000 + n, 33)).astype("f4") for n in range(4)]
+    with CacheWriter(tmp_path, [FeatureStorageConfig("fbank")]) as writer:
+        for number, array in enumerate(arrays):
+            writer.write(str(number), {"fbank": array})
+    loader = FeatureLoader(tmp_path, batch_size=4, watchdog_s=600)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    torch.ones(1 << 17).mul_(2)  # starts them
+    try:
+        child = os.fork()
+        if child == 0:
+            with suppress(BaseException):
+                (batch,) = loader
+                found = batch["fbank"].numpy()  # torch would compare in parallel
+                same = [
+                    np.array_equal(found[n, : len(array)], array) for n, array in enumerate(arrays)
+                ]
+                os._exit(0 if all(same) else 2)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_batches_that_are_kept_are_not_written_over(cache: Path) -> None:

@@ -51,11 +51,12 @@ def test_any_step_of_the_epoch_is_known(
         found = []
         for step, batch in enumerate(loader):
             assert loader.metrics()["step"] == step + 1
-            assert loader.metrics()["epoch"] == epoch
+            assert loader.metrics()["epoch"] == loader.epoch == epoch
             found.append(batch["id"])
             told = [loader.explain(each) for each in (0, step, len(loader) - 1)]
             assert told[:2] == [found[0], found[step]]
             assert told[2] == loader.explain(len(loader) - 1)
+        assert loader.epoch == epoch  # until the next one begins, or is chosen
         assert [loader.explain(step) for step in range(len(loader))] == found
         if epoch == 0:
             assert before == found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import islice
 from typing import Any, cast
 
@@ -115,6 +116,36 @@ def test_a_state_of_an_epoch_without_windows_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(windows, "MOST_AT_ONCE", 5000)
     with pytest.raises(StateError, match="window"):
         sampler_of().load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", [BucketBatchSampler, PackedBatchSampler], ids=["bucket", "packed"])
+def test_a_resume_batches_the_window_that_it_goes_on_in_and_no_other(
+    kind: type[BucketBatchSampler | PackedBatchSampler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, anew = (kind(LENGTHS, max_frames=3000, seed=3) for _ in range(2))
+    first.set_epoch(2)
+    batches = list(first)
+    first.set_epoch(2)
+    steps = len(first) // 5 * 2
+    list(islice(first, steps))
+    cut: list[Ints] = []
+    cut_window = kind._cut_window
+
+    def counted(self: Any, rows: Ints, key: int | None) -> tuple[Ints, Ints]:
+        cut.append(rows)
+        return cut_window(self, rows, key)
+
+    monkeypatch.setattr(kind, "_cut_window", counted)
+    anew.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert next(iter(anew)) == batches[steps]
+    assert len(cut) == 1
+
+
+def test_a_state_that_is_refused_says_nothing_of_windows() -> None:
+    state, sampler = sampler_of().state_dict(), sampler_of()
+    with pytest.raises(StateError, match="seed"):
+        sampler.load_state_dict({**state, "seed": 4, "batches_a_window": 1})
+    assert list(sampler) == list(sampler_of())
 
 
 def test_a_window_that_is_far_from_all_others_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

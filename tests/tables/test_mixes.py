@@ -109,8 +109,14 @@ def test_any_piece_of_a_large_mix_is_drawn_by_itself() -> None:
     plan = plan_of([200_000, 70_000, 9000], [150_000, 100_000, 9000])
     whole = plan.order(2, 7)[:]
     assert len(np.unique(whole)) == len(whole) == 259_000
+    one_by_one = plan.order(2, 7)
+    np.testing.assert_array_equal(
+        np.concatenate([one_by_one[at : at + 999] for at in range(0, len(whole), 999)]), whole
+    )
     for begin in (0, 32_760, 65_536, 131_071, 200_000, 258_990):
-        np.testing.assert_array_equal(plan.order(2, 7)[begin : begin + 50], whole[begin:][:50])
+        for count in (50, 100_000):
+            piece = plan.order(2, 7)[begin : begin + count]
+            np.testing.assert_array_equal(piece, whole[begin:][:count])
 
 
 def test_a_seed_draws_the_same_mix_in_all_releases_of_a_version() -> None:
@@ -248,6 +254,9 @@ def test_segments_are_mixed_too(tmp_path: Path) -> None:
         ({"weights": 3}, "mapping"),
         ({"weights": {"a": 1e6, "b": 1, "c": 1}, "epoch_size": 10}, "takes none of 'b'"),
         ({"temperature": -1}, "temperature"),
+        ({"temperature": 9999}, "from 0 to about 1"),
+        ({"repeat": {"a": 1e11}}, "too long"),
+        ({"epoch_size": 1 << 41}, "too long"),
         ({"epoch_size": 0}, "epoch_size"),
         ({"epoch_size": "whole"}, "a number of rows, or 'all', not 'whole'"),
         ({"repeat": {"d": 2}}, "names a source 'd'"),
@@ -273,6 +282,21 @@ def test_sources_that_do_not_fit_are_refused(sources: dict[str, FeatureTable]) -
         featcache.mix({"a": sources["a"], "none": sources["b"].select([])})
     with pytest.raises(KeyNotFoundError, match="no annotation 'loudness'"):
         featcache.mix(sources, weights="loudness")
+
+
+def test_sources_are_filtered_and_put_together_before_they_are_mixed(
+    sources: dict[str, FeatureTable],
+) -> None:
+    """What the error of a mix that is filtered, or mixed again, says to do."""
+    some = {name: table.filter(fbank=(4, None)) for name, table in sources.items()}
+    mixed = featcache.mix(some, weights=dict.fromkeys(some, 1), epoch_size=30)
+    ids = {mixed.id(row) for row in mixed.epoch_rows(0)[:].tolist()}
+    assert ids <= {id for table in some.values() for id in table}
+    names = [*sources]
+    both = featcache.concat(sources[names[0]], sources[names[1]])
+    again = featcache.mix({"both": both, "rest": sources[names[2]]}, repeat={"rest": 2})
+    assert again.plan is not None
+    assert again.plan.taken == {"both": len(both), "rest": 2 * len(sources[names[2]])}
 
 
 def test_what_is_made_of_a_mix_would_have_no_plan(sources: dict[str, FeatureTable]) -> None:
