@@ -43,10 +43,10 @@ from featcache.loading.prefetch import Handed, Plan, Planned, Prefetch
 from featcache.reading.opening import CachePath
 from featcache.samplers.by_length import SamplerByLength
 from featcache.samplers.epoch import EpochSampler, Iteration
-from featcache.samplers.order import VERSION, check_version
 from featcache.samplers.packed import PackedBatchSampler
 from featcache.samplers.shapes import PadTo
 from featcache.samplers.shuffled import PlainBatchSampler
+from featcache.tables.order import VERSION, check_version
 from featcache.tables.table import FeatureTable
 
 # Place of a loader within its epochs: counts batches that it delivered, not those read ahead.
@@ -288,9 +288,8 @@ class FeatureLoader(Generic[T]):
         collate: makes of each batch what the loop gets, in the reading threads, e.g.
             `featcache.interop.speechbrain.padded_batch`.
         threads: number of batches that are read side by side ahead; 0 reads each when it is asked
-            for. What no thread has begun then, the loop's own thread reads. One is enough for what
-            is mapped from a local disk; codecs, a `transform`, network file systems and
-            `mapped=False` may want more.
+            for. One is enough for what is mapped from a local disk; codecs, a `transform`,
+            network file systems and `mapped=False` may want more.
         prefetch_bytes: most bytes of the batches that are read ahead and wait.
         pin_memory: read into memory that a GPU can copy from while the CPU goes on; by default for
             a CUDA `device`.
@@ -298,8 +297,7 @@ class FeatureLoader(Generic[T]):
         allow_incomplete: also read caches that their writer has not finished; else these are
             refused.
         watchdog_s: warns, in the log, of a batch that the loop has waited for so long, and names
-            the file and the place in it that is being read. The loop's own thread then reads
-            nothing: nobody would watch over it.
+            the file and the place in it that is being read.
 
     An iteration that came to its end is followed by the next epoch, one that was left before by the
     same again, unless `set_epoch` chooses. After each epoch `waited_s` tells how many seconds the

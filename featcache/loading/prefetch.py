@@ -71,19 +71,17 @@ class Prefetch(Iterator[R]):
     """Iterator over the results of plans, in their order; threads work on the next ones meanwhile.
 
     Plans are taken from their iterator in the caller's thread, and carried out in the others: the
-    job that a plan returns is done there when there is room for its result. What no thread has
-    begun when it is asked for, the caller's does itself: to wait for one would take longer. Threads
-    live only while there is something to do: an iteration that is left, by an exception or
-    otherwise, leaves none behind once the few jobs that were begun are done.
+    job that a plan returns is done there when there is room for its result. Threads live only while
+    there is something to do: an iteration that is left, by an exception or otherwise, leaves none
+    behind once the few jobs that were begun are done.
 
     Args:
         plans: each returns the bytes of its result, and the function that makes it.
-        threads: number of plans and jobs at a time beside the caller's; 0 does each when its result
-            is asked for.
+        threads: number of plans and jobs at a time; 0 does each when its result is asked for.
         most_bytes: most bytes of the results that wait or are worked on; at least one job is done
             in any case, and `MOST_AHEAD` at most.
         watchdog_s: seconds of waiting for a result after which `watch` is called, once; without
-            threads when the result is there. The caller's thread then leaves all to the others.
+            threads when the result is there.
 
     An error of a plan, of a job, or of their iterator, is raised in its place: after the results
     before it.
@@ -149,9 +147,9 @@ class Prefetch(Iterator[R]):
 
     def _result(self, slot: _Slot[R]) -> R:
         began = time.perf_counter()
-        if self._watchdog_s is None or not self._most_threads:  # nobody watches over this thread
-            while self._take(slot):
-                self._carry_out(slot)
+        if not self._most_threads:
+            self._busy += 1
+            self._work()
         if self._watchdog_s is not None and self._watch is not None:
             if self._most_threads:
                 late = not wait([slot.result], self._watchdog_s).done
@@ -160,20 +158,6 @@ class Prefetch(Iterator[R]):
             if late:
                 self._watch(slot.thread, time.perf_counter() - began)
         return slot.result.result()
-
-    def _take(self, slot: _Slot[R]) -> bool:
-        """Take a result of which no thread has begun the plan or the job."""
-        with self._state:
-            self._at_work.discard(threading.get_ident())
-            self._state.notify_all()
-            if slot in self._to_plan:
-                self._to_plan.remove(slot)
-            elif slot in self._to_do:
-                self._begin(slot)
-            else:
-                return False
-            self._at_work.add(threading.get_ident())
-            return True
 
     def ahead(self) -> tuple[int, int]:
         """Count the results that wait to be handed on, and their bytes."""
@@ -250,36 +234,32 @@ class Prefetch(Iterator[R]):
                     self._busy -= 1
                     return
                 self._at_work.add(me)
-            self._carry_out(slot)
-
-    def _carry_out(self, slot: _Slot[R]) -> None:
-        """Make the plan of a result, or the result by its plan."""
-        slot.thread, began = threading.get_ident(), time.perf_counter()
-        try:
-            if slot.job is None:
-                self._planned(slot, slot.plan(), began)
-            else:
-                made = slot.job.make()
-                slot.work_s += time.perf_counter() - began
-                slot.result.set_result(made)
-                del made  # its memory may be used again when it was handed on
-        except BaseException as error:  # it is raised where the result is asked for
-            # and would look like the end there
-            stops = isinstance(error, StopIteration)
-            slot.result.set_exception(RuntimeError(f"a job raised {error!r}") if stops else error)
+                slot.thread = me
+            began = time.perf_counter()
+            try:
+                if slot.job is None:
+                    self._planned(slot, slot.plan(), began)
+                else:
+                    made = slot.job.make()
+                    slot.work_s += time.perf_counter() - began
+                    slot.result.set_result(made)
+                    del made  # its memory may be used again when it was handed on
+            except BaseException as error:  # it is raised where the result is asked for
+                # and would look like the end there
+                stops = isinstance(error, StopIteration)
+                slot.result.set_exception(
+                    RuntimeError(f"a job raised {error!r}") if stops else error
+                )
 
     def _next_slot(self) -> _Slot[R] | None:
         """Return what is to be done next, else planned next; None for nothing, or for no room."""
         if self._to_do:
             slot = min(filter(self._fits, self._to_do), key=lambda slot: slot.number, default=None)
             if slot is not None:
-                self._begin(slot)
+                self._to_do.remove(slot)
+                self._bytes += slot.nbytes
             return slot
         return self._to_plan.popleft() if self._to_plan else None
-
-    def _begin(self, slot: _Slot[R]) -> None:
-        self._to_do.remove(slot)
-        self._bytes += slot.nbytes
 
     def _planned(self, slot: _Slot[R], job: Planned[R], began: float) -> None:
         with self._state:

@@ -18,10 +18,10 @@ from featcache.interface import Ints
 from featcache.samplers.by_length import SamplerByLength
 from featcache.samplers.epoch import GROUP_SIZES, State, shuffled_in_groups
 from featcache.samplers.lengths import LengthsLike, longest_of
-from featcache.samplers.order import drawn, orders, share_of
 from featcache.samplers.shapes import BatchShapes, PadTo, lengths_up_to
 from featcache.samplers.windows import SPARE
 from featcache.tables.columns import stable_order
+from featcache.tables.order import drawn, orders, share_of
 
 # `BatchLimits`: the most that a batch may hold, padding included, and cuts that keep to it.
 

@@ -18,7 +18,6 @@ from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.samplers.epoch import EpochSampler, State, drawn_evenly, split_up
 from featcache.samplers.lengths import LengthsLike, LengthsOfUtterances
-from featcache.samplers.order import drawn
 from featcache.samplers.windows import (
     DEVIATIONS,
     WINDOW,
@@ -26,6 +25,7 @@ from featcache.samplers.windows import (
     spare_batches,
     windows_of,
 )
+from featcache.tables.order import drawn
 from featcache.tables.table import Numbering
 
 

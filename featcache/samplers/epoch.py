@@ -18,9 +18,9 @@ from featcache.errors import ConfigError, StateError
 from featcache.format.columns import ends_of
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches, EpochBatches
-from featcache.samplers.order import VERSION, Order, check_version, drawn
 from featcache.samplers.windows import WindowedBatches
 from featcache.tables.columns import mixed
+from featcache.tables.order import VERSION, Order, check_version, drawn
 
 # One iteration of a sampler on one rank, and hosts that would share its batches out again.
 

@@ -16,8 +16,8 @@ from featcache.format.files import digest
 from featcache.interface import Ints
 from featcache.reading.opening import CachePath
 from featcache.samplers.batches import Batches
-from featcache.samplers.order import Order, drawn
 from featcache.samplers.windows import MOST_AT_ONCE, Without
+from featcache.tables.order import Order, drawn
 from featcache.tables.table import (
     FeatureTable,
     HasSome,

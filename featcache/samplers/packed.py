@@ -16,9 +16,9 @@ from featcache.samplers.bucket import BatchLimits
 from featcache.samplers.by_length import SamplerByLength
 from featcache.samplers.epoch import State
 from featcache.samplers.lengths import LengthsLike, longest_of
-from featcache.samplers.order import Order
 from featcache.samplers.windows import Without
 from featcache.tables.columns import stable_order
+from featcache.tables.order import Order
 from featcache.tables.table import RowOrder
 
 OPEN = 8  # batches of a window that are filled side by side, and of which the rest is packed again

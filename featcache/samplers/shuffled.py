@@ -13,7 +13,7 @@ from featcache.format.columns import ends_of
 from featcache.format.files import digest
 from featcache.samplers.batches import Batches
 from featcache.samplers.epoch import EpochSampler, State, shuffled_in_groups
-from featcache.samplers.order import Order, drawn
+from featcache.tables.order import Order, drawn
 from featcache.tables.table import FeatureTable, Numbering
 
 # `ShuffledBatchSampler`: batches that were made before, in another order each epoch.

@@ -92,43 +92,9 @@ def test_plans_are_taken_in_the_thread_that_iterates_and_carried_out_in_others()
             taken.add(threading.current_thread())
             yield plan
 
-    results = Prefetch(watched(), 2, 3)
-    next(results)
-    assert no_reading_threads()  # all is planned that may be
-    planned.clear()
-    assert next(results) == 0
-    assert no_reading_threads()
+    list(Prefetch(watched(), 2, 3))
     assert taken == {threading.current_thread()}
-    assert planned
     assert threading.current_thread() not in planned
-
-
-def test_what_no_thread_has_begun_is_made_by_the_one_that_asks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Starved(threading.Thread):
-        """A thread that never gets to run, as beside a loop that computes in Python."""
-
-        def start(self) -> None:
-            pass
-
-        def join(self, timeout: float | None = None) -> None:
-            pass
-
-    monkeypatch.setattr("featcache.loading.prefetch.threading.Thread", Starved)
-    assert list(Prefetch(plans(10), 2, 100)) == list(range(10))
-
-
-def test_a_watched_iteration_leaves_all_to_its_threads() -> None:
-    made_by = []
-
-    def make(number: int) -> int:
-        made_by.append(threading.current_thread())
-        return number
-
-    watched = Prefetch(plans(5, run=make), 1, 10, watchdog_s=60, watch=lambda *_: None)
-    assert list(watched) == [*range(5)]
-    assert threading.current_thread() not in made_by
 
 
 def test_no_more_is_planned_ahead_than_threads_soon_want() -> None:

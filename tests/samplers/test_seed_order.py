@@ -14,8 +14,8 @@ from store_helpers import make_cache
 import featcache
 from featcache.samplers import BucketBatchSampler, ShuffledBatchSampler
 from featcache.samplers.epoch import EpochSampler
-from featcache.samplers.order import VERSION, Order, drawn, orders
 from featcache.samplers.shuffled import PlainBatchSampler
+from featcache.tables.order import VERSION, Order, drawn, orders
 
 LENGTHS = np.arange(1, 41) * 37 % 41 + 10
 
