@@ -14,8 +14,9 @@ from places import ROOT
 
 import featcache
 from featcache import espnet, samplers
-from featcache.interop import kaldi
+from featcache.interop import kaldi, lhotse
 from featcache.loading import Packed, Padded
+from featcache.remote import RemoteOptions
 
 MODULES = [*ROOT.glob("featcache/**/*.py"), *ROOT.glob("backends/**/*.py")]
 
@@ -120,7 +121,11 @@ def test_a_declaration_shows_its_settings() -> None:
 ADVISED = re.compile(r"(?<![\w.{'<-])([a-z][a-z_]{2,})=(?=[A-Z\[{'\".,; )]|\d|$)(?!=)")
 EXTRA = re.compile(r"pip install '?featcache\[(\w+)\]")
 STRING = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
-OF_OTHERS = {"preserve_id", "use_distributed_sampler"}  # lhotse's and Lightning's
+# of lhotse, Lightning, NumPy, DataLoader
+OF_OTHERS = {
+    "preserve_id", "use_distributed_sampler", "allow_pickle", "delimiter", "ndmin",
+    "multiprocessing_context",
+}  # fmt: skip
 OWN = {"snr", "steps"}  # an example; of a method that is inherited
 
 
@@ -131,8 +136,9 @@ def said(path: Path) -> list[str]:
 
 
 def test_what_messages_advise_exists() -> None:
-    beside = [*vars(featcache.inspect).values(), *vars(kaldi).values()]
-    functions: list[Callable[..., object]] = [Packed, Padded]
+    modules = (featcache.inspect, kaldi, lhotse)
+    beside = [each for module in modules for each in vars(module).values()]
+    functions: list[Callable[..., object]] = [Packed, Padded, RemoteOptions]
     functions += filter(inspect.isfunction, beside)
     functions += [call for _, call in (*public(), *methods())]
     known = {name for call in functions for name in inspect.signature(call).parameters}

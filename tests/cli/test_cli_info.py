@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import socket
-import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +19,7 @@ from command_runs import stored as stored
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
+from featcache.format.files import program
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_json_of_a_cache_has_the_keys_that_are_promised(stored: Path) -> None:
         "bytes": opened.nbytes,
         "generation": 1,
         "tags": {},
-        "made": {"by": Path(sys.argv[0]).parent.name},
+        "made": {"by": program()},
         "writer": None,
         "unpublished": 0,
         "features": [

@@ -71,7 +71,7 @@ def test_a_damaged_record_is_told_and_hinders_no_reading(tmp_path: Path) -> None
     with pytest.raises(CorruptCacheError, match="made-from-"):
         featcache.inspect.made_from(path)
     assert featcache.open(path)["u"]["fbank"].shape == (3, 2)
-    with pytest.raises(StaleCacheError, match=r"made .* ago by \S+, was made from something else"):
+    with pytest.raises(StaleCacheError, match=r"made .* ago by .+, was made from something else"):
         featcache.open(path, expect={"gain": 2})
 
 

@@ -59,7 +59,7 @@ def test_a_writer_that_fills_the_disk_seals_and_publishes_what_it_took(
     cache = featcache.open(path, verify="arrays")
     assert (len(cache), cache.complete) == (taken, False)
     assert taken > 20
-    if codec != "lilcom":
+    if codec not in ("lilcom", "int8"):  # which round
         np.testing.assert_array_equal(cache.read("00007", "fbank"), frames(7, rows))
     assert list(path.glob("parts/*/journal.jsonl")) == []
 
