@@ -161,6 +161,18 @@ class Choices:
             some = [out[place] for place in places.tolist()]
             self._table.read_into(rows[places], stored, starts[places], lengths[places], some)
 
+    def prefetch(self, rows: Ints, name: str, span: tuple[Ints, Ints], draw: Draw) -> None:
+        """Ask object stores for what `read_into` will read, without waiting."""
+        starts, lengths = span
+        parts: list[tuple[str, Ints | slice]] = [(name, slice(None))]
+        if name in self.layers:
+            parts = [(stored, slice(None)) for stored in self.layers[name]]
+        elif name in self.variants:
+            parts = [*self._chosen(name, rows, draw)]
+        for stored, places in parts:
+            selection = self._table.selection
+            selection.prefetch(rows[places], stored, starts[places], lengths[places])
+
     def _read_layers(
         self,
         rows: Ints,

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from featcache._cached import cached_property
 from featcache._checks import errors_about, whole_number
 from featcache.errors import ConfigError, UnknownNameError, WindowError, nearest
 from featcache.interface import Ints
@@ -336,6 +337,18 @@ class FeatureDataset(Dataset[Item]):
                 values = torch.tensor(batch[name])
                 batch[name] = allocate(tuple(values.shape), values.dtype).copy_(values)
         return self._in_arrays(batch)
+
+    def prefetch(self, plan: BatchPlan) -> None:
+        """Ask object stores for what a planned batch reads, without waiting."""
+        if self.is_remote:
+            for name, span in plan.spans.items():
+                self.choices.prefetch(plan.rows, name, span, plan.draw)
+
+    @cached_property
+    def is_remote(self) -> bool:
+        """Whether any of its caches lies in an object store."""
+        opened = self.table.selection.blocks.generations
+        return any(each.settings.remote is not None for each in opened)
 
     def _batch_of(self, items: list[Item], allocate: Allocate) -> Batch:
         return self._in_arrays(batch_of(items, self.layout, allocate, self._listed))

@@ -409,7 +409,12 @@ class FeatureLoader(Generic[T]):
         self.waited_s = 0.0
         watch = None if self._watchdog_s is None else self._tell_slow
         prefetch = Prefetch(
-            self._plans(), self._threads, self._prefetch_bytes, self._watchdog_s, watch
+            self._plans(),
+            self._threads,
+            self._prefetch_bytes,
+            self._watchdog_s,
+            watch,
+            plans_first=self.dataset.is_remote,
         )
         self._running.add(prefetch)
         self._last, self._began = prefetch.handed, time.perf_counter()
@@ -539,6 +544,7 @@ class FeatureLoader(Generic[T]):
 
     def _plan(self, indices: Sequence[Index], epoch: int) -> Planned[T]:
         plan = self.dataset.plan(indices, epoch)
+        self.dataset.prefetch(plan)  # of stores all plans ahead are asked for at once
         held = places = 0
         for name, (_, lengths) in plan.spans.items():
             numbers = math.prod(self.dataset.choices.dims(name))

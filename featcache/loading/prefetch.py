@@ -82,6 +82,8 @@ class Prefetch(Iterator[R]):
             in any case, and `MOST_AHEAD` at most.
         watchdog_s: seconds of waiting for a result after which `watch` is called, once; without
             threads when the result is there.
+        plans_first: make all plans that are ahead before any job, where a plan begins what its job
+            waits for.
 
     An error of a plan, of a job, or of their iterator, is raised in its place: after the results
     before it.
@@ -94,8 +96,11 @@ class Prefetch(Iterator[R]):
         most_bytes: int,
         watchdog_s: float | None = None,
         watch: Watch | None = None,
+        *,
+        plans_first: bool = False,
     ) -> None:
         self.handed = Handed()
+        self._plans_first = plans_first
         self._watchdog_s, self._watch = watchdog_s, watch
         self._plans: Iterator[Plan[R]] | None = plans  # None: it came to its end
         self._most_threads = threads
@@ -253,7 +258,7 @@ class Prefetch(Iterator[R]):
 
     def _next_slot(self) -> _Slot[R] | None:
         """Return what is to be done next, else planned next; None for nothing, or for no room."""
-        if self._to_do:
+        if self._to_do and not (self._plans_first and self._to_plan):
             slot = min(filter(self._fits, self._to_do), key=lambda slot: slot.number, default=None)
             if slot is not None:
                 self._to_do.remove(slot)

@@ -324,6 +324,11 @@ class Containers:
             else:
                 out[:nbytes] = file.mapped[offset : offset + nbytes]
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether they lie in an object store."""
+        return self._remote is not None
+
     def at(self, pieces: Sequence[Piece]) -> None:
         """Note that this thread reads some pieces; none: that it is done."""
         if pieces:

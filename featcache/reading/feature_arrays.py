@@ -349,6 +349,14 @@ class FeatureArrays:
         finally:
             self._containers.at([])
 
+    def prefetch(self, rows: Ints, starts: Ints, lengths: Ints) -> None:
+        """Ask an object store for what `read_many` will read, without waiting; else do nothing."""
+        if self._containers.is_remote:
+            pieces = self._pieces(rows, starts, lengths)
+            if pieces is None:
+                pieces = [piece for row in rows.tolist() for piece in self._extents(row)]
+            self._containers.prefetch(pieces)
+
     def _read_many(self, rows: Ints, starts: Ints, lengths: Ints, outs: Iterable[Bytes]) -> None:
         windows = zip(rows.tolist(), starts.tolist(), lengths.tolist(), strict=True)
         pieces = self._pieces(rows, starts, lengths)

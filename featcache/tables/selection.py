@@ -332,6 +332,13 @@ class Selection:
             if nbytes < len(row):
                 row[nbytes:] = 0
 
+    def prefetch(self, rows: Ints, feature: str, starts: Ints, lengths: Ints) -> None:
+        """Ask object stores for what `read_into` will read, without waiting."""
+        span = self.span(feature, rows)
+        starts = starts if span is None else starts + span[0]
+        for arrays, places, inner in self.blocks.by_block(feature, self.below(rows)):
+            arrays.prefetch(inner, starts[places], lengths[places])
+
     def not_found(self, id: str) -> KeyNotFoundError:
         """Return the error for an id that is not there."""
         blocks = self.blocks.blocks

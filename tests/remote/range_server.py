@@ -23,6 +23,8 @@ class RangeServer:
     fault: Fault | None = None
     delay_s: float = 0.0
     asked: int = 0  # of all requests
+    now: int = 0  # requests that wait for an answer
+    most: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -49,7 +51,16 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer."""
         self.state.asked += 1
-        time.sleep(self.state.delay_s)
+        self.state.now += 1
+        self.state.most = max(self.state.most, self.state.now)
+        try:
+            time.sleep(self.state.delay_s)
+            self.answer_file()
+        finally:
+            self.state.now -= 1
+
+    def answer_file(self) -> None:
+        """Answer with a file."""
         name = unquote(urlsplit(self.path).path).strip("/")
         path = self.root / name
         if not path.is_file():

@@ -111,6 +111,16 @@ def test_an_epoch_asks_for_each_byte_once_and_the_next_for_none(
     assert len(server.requests) == done
 
 
+def test_what_is_read_ahead_is_asked_for_over_several_batches(
+    server: RangeServer, tmp_path: Path
+) -> None:
+    cache = featcache.open(f"{server.url}/memmap", remote=options(tmp_path, gap_bytes=0))
+    server.delay_s, server.most = 0.02, 0
+    batches = FeatureLoader(cache, "fbank", batch_size=2, shuffle=True, seed=1)
+    assert sum(len(batch["id"]) for batch in batches) == len(ARRAYS)
+    assert server.most > 4  # of two batches
+
+
 def test_a_cache_that_has_not_changed_is_opened_and_refreshed_by_one_request_each(
     bucket: Path, server: RangeServer, tmp_path: Path
 ) -> None:
