@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 from featcache._checks import directory
 from featcache._progress import bar
 from featcache.container_files.lock import at_work
-from featcache.errors import CacheError, ConfigError, UnknownNameError, nearest
+from featcache.errors import CacheError, UnknownNameError, nearest
 from featcache.format.feature_sets import stored_sets, tags_of_sets
 from featcache.format.files import reading
 from featcache.reading.containers import NO_ROOTS, absolute_roots
@@ -367,11 +367,6 @@ def open(
     if is_url(path):
         there = RemoteCache(with_pages(RemotePlace.of(cast(str, path), remote)))
         place, settings = there.directory, settings._replace(remote=there)
-        if verify is not None:
-            raise ConfigError(
-                f"verify={verify!r} reads a whole cache, and {str(path)!r} is behind a URL; "
-                "check_reads=True compares what is read"
-            )
     else:
         place = directory(path, "a cache").absolute()
     cache = open_with(place, Expectation.of(expect), settings)

@@ -41,6 +41,8 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "estimate": ("make", "How large a cache would be in other formats."),
     "convert": ("make", "Write a cache, or another store, anew in another format."),
     "adopt": ("make", "Make a cache of a store where it lies, without a copy."),
+    "push": ("carry", "Copy a cache to an object store."),
+    "pull": ("carry", "Copy a cache from an object store."),
 }
 IMPOSSIBLE, INTERRUPTED = 2, 130  # exit codes
 

@@ -359,6 +359,11 @@ def damage_of(
     With `alone`, those of the generation that is open, and of no other one. `tell` is called with
     the bytes of containers that were read, again and again.
     """
+    if (remote := opened.settings.remote) is not None:
+        raise CacheError(
+            f"{remote.place.url} is behind a URL, and not verified there: pull it, which compares "
+            "all of it, or open it with check_reads=True, which compares what is read"
+        )
     for each in opened.sets.values() or (opened,):
         manifest = replace(each.manifest, previous=None, tags={}) if alone else each.manifest
         roots = each.settings.roots

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
+from featcache.cli import main
 from featcache.errors import CacheError, CorruptCacheError
 from featcache.remote import RemoteOptions, Requests, requests_to
 from featcache.transfer import pull, push
@@ -163,6 +165,30 @@ def test_a_push_that_stops_anywhere_leaves_the_generation_before_and_goes_on(
         break
     assert stopped
     assert len(featcache.open(url, remote=how)) == 6
+
+
+def test_the_command_pushes_and_pulls(
+    bucket: str, endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "c", range(3))
+    store = ["--endpoint", endpoint, "--region", "us-east-1"]
+    main.main(
+        ["push", str(tmp_path / "c"), f"{bucket}/train", "--dry-run", *store],
+        "featcache",
+        standalone_mode=False,
+    )
+    assert capsys.readouterr().out.startswith("would copy 6 files")
+    main.main(
+        ["push", str(tmp_path / "c"), f"{bucket}/train", *store], "featcache", standalone_mode=False
+    )
+    main.main(
+        ["pull", f"{bucket}/train", str(tmp_path / "d"), "--json", *store],
+        "featcache",
+        standalone_mode=False,
+    )
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (told["verb"], told["files"], told["dry_run"]) == ("pull", 6, False)
+    assert len(featcache.open(tmp_path / "d", verify="arrays")) == 3
 
 
 def test_what_was_damaged_on_the_way_is_not_published(
