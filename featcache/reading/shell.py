@@ -7,19 +7,29 @@ those that hold arrays. It lies among the pages, so other processes and the next
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+import xxhash
+
+from featcache.container_files import write_durably
 from featcache.errors import CacheError, CorruptCacheError, NotACacheError
-from featcache.format.files import unpack_json, within
+from featcache.format.files import NOT_AS_WRITTEN, digest, unpack_json, within
 from featcache.format.index import ContainerColumns
-from featcache.format.manifest import MANIFESTS, NAME, OUTER, PARTS, SETS, Manifest
+from featcache.format.manifest import (
+    MANIFESTS,
+    NAME,
+    OUTER,
+    PARTS,
+    SETS,
+    Manifest,
+    manifest_file,
+    role_of,
+)
 from featcache.remote import RemoteFiles, RemotePlace, pages_at, requests_to
 
 ETAGS = "etags.json"  # in a shell, of the files that may change
@@ -36,19 +46,26 @@ class RemoteCache:
     @property
     def directory(self) -> Path:
         """The shell's directory; its name is the URL's."""
-        parts = urlsplit(self.place.url)
+        parts, endpoint = urlsplit(self.place.url), self.place.options.endpoint
         pages = cast(str, self.place.options.pages)
-        return Path(pages, f"{parts.scheme}:", parts.netloc, parts.path.strip("/"))
+        store = parts.netloc if endpoint is None else f"{parts.netloc}@{self.place.digest}"
+        return Path(pages, f"{parts.scheme}:", store, parts.path.strip("/"))
 
-    def refresh(self) -> None:
+    def refresh(self, version: str | None = None) -> None:
         """Bring the shell up to date: one conditional request, if the cache has not changed.
 
-        Raises `NotACacheError` where the URL holds no cache.
+        Raises `NotACacheError` where the URL holds no cache, `CacheError` for one with adopted
+        sources.
+
+        Args:
+            version: a tag, whose generation is fetched, too.
         """
         for _ in range(TRIES):
             try:
-                self._refresh("", {})
+                self._refresh("", None, version)
                 return
+            except NOT_AS_WRITTEN as error:
+                raise CorruptCacheError(f"{self.place.url} is damaged: {error!r}") from error
             except FileNotFoundError as error:  # others have published meanwhile
                 gone = error
         raise CacheError(
@@ -69,7 +86,11 @@ class RemoteCache:
             requests_to(self.place),
             pages,
             name=lambda number: prefix + columns.path(number),
-            key=lambda number: f"{columns.digest(number).hex()}-{columns.sizes[number]}",
+            # of another store or of other bytes another one: nobody else's pages are read
+            key=lambda number: xxhash.xxh3_128_hexdigest(
+                f"{self.place.digest} {prefix}{columns.path(number)} {columns.sizes[number]} "
+                f"{columns.digest(number).hex()}".encode()
+            ),
             size=lambda number: int(columns.sizes[number]),
         )
 
@@ -92,43 +113,71 @@ class RemoteCache:
         below = directory.relative_to(self.directory).as_posix()
         return "" if below == "." else f"{below}/"
 
-    def _refresh(self, prefix: str, outer: Mapping[str, Any]) -> None:
+    def _refresh(self, prefix: str, outer: Mapping[str, Any] | None, version: str | None) -> None:
         """Fetch the manifest of a cache, or of a set of it, and what it names."""
-        etags = self._etags()
         name = prefix + NAME
-        there = self.directory / name
+        data, etag = self._manifest(name, outer is None)
+        content = self._content(name, data)
+        if any(part["adopted"] for part in content["parts"] if "adopted" in part):
+            raise CacheError(
+                f"{self.place.url} has adopted sources, which lie elsewhere: convert it, and push "
+                "the copy"
+            )
+        self._fetch_named(prefix, content)
+        if outer is None and SETS in content["requires"]:
+            for each in self._sets():
+                self._refresh(f"{SETS}/{each}/", content, version)
+        if version is not None and version in content["tags"]:
+            kept = manifest_file(within(content["tags"][version], 1))
+            self._fetch(prefix + kept)
+            tagged = (self.directory / prefix / kept).read_bytes()
+            self._fetch_named(prefix, self._content(prefix + kept, tagged))
+        if etag is None:
+            return
+        if content["index"]:
+            _write(self.directory / prefix / MANIFESTS / f"{_name(content)}.json", data)
+        _write(self.directory / name, data)
+        known = {**self._etags(), name: [etag, digest(data)]}
+        _write(self.directory / ETAGS, json.dumps(known).encode())
+
+    def _manifest(self, name: str, is_first: bool) -> tuple[bytes, str | None]:
+        """Return a manifest and its ETag; None for the ETag of the one that is here already."""
         try:
-            found = requests_to(self.place).whole(name, etags.get(name) if there.exists() else None)
+            here = (self.directory / name).read_bytes()
+        except OSError:
+            here = b""
+        known = self._etags().get(name, ["", ""])
+        # another process may have written one of the two since
+        etag = known[0] if here and known[1] == digest(here) else None
+        try:
+            found = requests_to(self.place).whole(name, etag)
         except FileNotFoundError:
-            if outer:
+            if not is_first:
                 raise
             raise NotACacheError(
                 f"{self.place.url} holds no cache: there is no {NAME!r}; give the URL of a cache's "
                 "directory"
             ) from None
-        if found is None:
-            return
-        data, etag = found
+        return (here, None) if found is None else (found[0], found[1] or "")
+
+    def _content(self, name: str, data: bytes) -> dict[str, Any]:
         content = unpack_json(data, repr(f"{self.place.url}/{name}"))
         if not isinstance(content, dict):
             raise CorruptCacheError(f"'{self.place.url}/{name}' is damaged: it is no object")
-        for file in _named(content):
+        return content
+
+    def _fetch_named(self, prefix: str, content: Mapping[str, Any]) -> None:
+        """Fetch the index of a generation, and its files of roles."""
+        named = [content["index"]] if content["index"] else []
+        for file in (*named, *content["files"]):
+            if file not in named and role_of(file) is None:
+                continue  # of a later version: its readers ask for it
             self._fetch(prefix + within(file))
-        if not outer and SETS in content.get("requires", ()):
-            for each in self._sets():
-                self._refresh(f"{SETS}/{each}/", content)
-        if content.get("index"):
-            kept = str(content["index"]).removeprefix("index-").removesuffix(".columns")
-            _write(self.directory / prefix / MANIFESTS / f"{kept}.json", data)
-        _write(there, data)
-        if etag is not None:
-            _write(self.directory / ETAGS, json.dumps({**self._etags(), name: etag}).encode())
 
     def _sets(self) -> list[str]:
         data, _ = cast(tuple[bytes, str], requests_to(self.place).whole(OUTER))
         _write(self.directory / OUTER, data)
-        content = cast(dict[str, Any], unpack_json(data, repr(f"{self.place.url}/{OUTER}")))
-        return [within(name, 1) for name in content["sets"]]
+        return [within(name, 1) for name in self._content(OUTER, data)[SETS]]
 
     def _fetch(self, name: str) -> None:
         """Fetch a file that never changes, unless it is here."""
@@ -137,24 +186,19 @@ class RemoteCache:
             data, _ = cast(tuple[bytes, str], requests_to(self.place).whole(name))
             _write(path, data)
 
-    def _etags(self) -> dict[str, str]:
+    def _etags(self) -> dict[str, list[str]]:
         try:
-            return cast(dict[str, str], json.loads((self.directory / ETAGS).read_bytes()))
+            return cast(dict[str, list[str]], json.loads((self.directory / ETAGS).read_bytes()))
         except (OSError, ValueError):
             return {}
 
 
-def _named(content: Mapping[str, Any]) -> Iterator[str]:
-    """Give the files that a manifest names and a reader may open."""
-    if content.get("index"):
-        yield str(content["index"])
-    yield from content.get("files", ())
+def _name(content: Mapping[str, Any]) -> str:
+    """Return the name of the generation of a manifest."""
+    return within(str(content["index"]).removeprefix("index-").removesuffix(".columns"), 1)
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a file whole: others see it so, or not at all."""
+    """Write a file whole: others see it so, or not at all, and a power cut does not empty it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    Path(name).replace(path)
+    write_durably(path, data)

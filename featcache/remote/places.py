@@ -13,6 +13,8 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import xxhash
+
 from featcache.errors import ConfigError, MissingDependencyError, RemoteError
 
 SCHEMES = ("s3", "gs", "az", "http", "https")
@@ -57,6 +59,8 @@ class RemoteOptions:
             raise ConfigError("budget_bytes, floor_bytes and gap_bytes: none can be negative")
         if self.concurrency < 1:
             raise ConfigError(f"concurrency={self.concurrency}: one request at a time at least")
+        if self.endpoint is not None and "@" in self.endpoint:
+            raise ConfigError("endpoint is a URL without a user: it is logged and pickled")
         if self.timeout_s <= 0 or self.retry_s <= 0:
             raise ConfigError("timeout_s and retry_s are seconds, more than 0")
 
@@ -84,6 +88,11 @@ class RemotePlace:
 
     url: str
     options: RemoteOptions = DEFAULT
+
+    @property
+    def digest(self) -> str:
+        """A digest of URL and endpoint, another one for another store."""
+        return xxhash.xxh3_64_hexdigest(f"{self.options.endpoint} {self.url}".encode())
 
     @classmethod
     def of(cls, url: str, options: RemoteOptions = DEFAULT) -> RemotePlace:
@@ -138,7 +147,7 @@ class RemotePlace:
                 config=config or None,
                 client_options={
                     "allow_http": plain,
-                    "timeout": timedelta(seconds=max(options.timeout_s, options.retry_s)),
+                    "timeout": timedelta(days=1),  # of a whole request: links may be slow
                     "read_timeout": timedelta(seconds=options.timeout_s),
                     "pool_max_idle_per_host": str(options.concurrency),
                 },

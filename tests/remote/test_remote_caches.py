@@ -6,10 +6,11 @@ import copy
 import multiprocessing
 import os
 import pickle
+import shutil
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ import featcache
 from featcache import CacheWriter, FeatureLoader, FeatureStorageConfig, errors
 from featcache.cli import main
 from featcache.errors import CacheError, ClosedError, ConfigError, CorruptCacheError, RemoteError
+from featcache.reading.shell import RemoteCache
 from featcache.remote import RemoteOptions, RemotePlace, pages, requests_to
 from featcache.samplers import BucketBatchSampler
 
@@ -149,6 +151,88 @@ def test_a_refresh_reads_the_generation_that_was_published_meanwhile(
             np.array_equal(array, ARRAYS[id]) for id, array in zip(cache.ids, epoch, strict=True)
         )
         assert copy.deepcopy(cache).generation == cache.generation
+        requests_to.cache_clear()
+
+
+def test_feature_sets_that_were_written_on_are_refreshed(tmp_path: Path) -> None:
+    write(tmp_path / "bucket" / "c")
+
+    def add(feature: str, ids: Iterable[str]) -> None:
+        with CacheWriter(tmp_path / "bucket" / "c", [FeatureStorageConfig(feature)]) as writer:
+            for id in ids:
+                writer.write(id, {feature: ARRAYS[id]})
+
+    add("y", list(ARRAYS)[:30])
+    with serving(tmp_path / "bucket") as server:
+        cache = featcache.open(f"{server.url}/c", remote=options(tmp_path))
+        assert len(cache) == 30
+        add("y", list(ARRAYS)[30:])
+        cache.refresh()
+        assert len(cache) == len(ARRAYS)
+        add("z", ARRAYS)
+        there = featcache.open(f"{server.url}/c", remote=options(tmp_path))
+        assert np.array_equal(there.read("utt-040", "z"), ARRAYS["utt-040"])
+        requests_to.cache_clear()
+
+
+def test_a_tagged_generation_is_opened(tmp_path: Path) -> None:
+    write(tmp_path / "bucket" / "c")
+    with featcache.open(tmp_path / "bucket" / "c") as here:
+        here.tag("all")
+        here.delete(["utt-001"])
+    with serving(tmp_path / "bucket") as server:
+        there = featcache.open(f"{server.url}/c", remote=options(tmp_path), version="all")
+        assert np.array_equal(there.read("utt-001", "fbank"), ARRAYS["utt-001"])
+        requests_to.cache_clear()
+
+
+def test_a_shell_that_lost_files_or_is_of_two_moments_is_made_whole(tmp_path: Path) -> None:
+    write(tmp_path / "bucket" / "c")
+    with serving(tmp_path / "bucket") as server:
+        url = f"{server.url}/c"
+        featcache.open(url, remote=options(tmp_path))
+        (index,) = (tmp_path / "pages").rglob("index-*.columns")
+        (manifest,) = (tmp_path / "pages").glob("http:/*/c/featcache.json")
+        index.unlink()
+        old = manifest.read_bytes()
+        assert len(featcache.open(url, remote=options(tmp_path))) == len(ARRAYS)
+        featcache.open(tmp_path / "bucket" / "c").delete(["utt-001"])
+        featcache.open(url, remote=options(tmp_path))
+        manifest.write_bytes(old)  # as another process that began before
+        assert len(featcache.open(url, remote=options(tmp_path))) == len(ARRAYS) - 1
+        requests_to.cache_clear()
+
+
+def test_pages_of_one_store_are_not_read_for_another(tmp_path: Path) -> None:
+    write(tmp_path / "one" / "c")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    file = next((tmp_path / "two").glob("c/parts/*/fbank.npy"))
+    file.write_bytes(bytes(file.stat().st_size))
+    for name, is_right in (("two", False), ("one", True)):
+        with serving(tmp_path / name) as server:
+            cache = featcache.open(f"{server.url}/c", remote=options(tmp_path))
+            assert np.array_equal(cache.read("utt-003", "fbank"), ARRAYS["utt-003"]) is is_right
+            requests_to.cache_clear()
+    places = [RemotePlace.of("s3://b/c", RemoteOptions(pages="/p", endpoint=e)) for e in "xy"]
+    assert len({RemoteCache(place).directory for place in places}) == 2
+
+
+def test_a_reader_makes_the_shell_where_there_is_none(server: RangeServer, tmp_path: Path) -> None:
+    reader = featcache.open(f"{server.url}/memmap", remote=options(tmp_path)).reader("fbank")
+    sent = copy.copy(reader)
+    shutil.rmtree(tmp_path / "pages")
+    featcache.remote.files.pages_at.cache_clear()
+    assert np.array_equal(sent("utt-003").numpy(), ARRAYS["utt-003"])
+
+
+def test_a_cache_of_adopted_sources_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    for id, array in ARRAYS.items():
+        np.save(tmp_path / "source" / f"{id}.npy", array)
+    featcache.adopt(tmp_path / "source", tmp_path / "bucket" / "c", feature="fbank")
+    with serving(tmp_path / "bucket") as server:
+        with pytest.raises(CacheError, match="convert it"):
+            featcache.open(f"{server.url}/c", remote=options(tmp_path))
         requests_to.cache_clear()
 
 

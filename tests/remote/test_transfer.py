@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,8 +87,56 @@ def test_a_later_generation_is_pushed_and_pulled_by_what_it_adds(
         write(tmp_path / "c", range(number, number + 1))
     added = push(tmp_path / "c", url, remote=how)
     assert added.skipped >= 3
-    assert pull(url, tmp_path / "copy", remote=how).skipped >= 3
-    assert len(featcache.open(tmp_path / "copy", verify="arrays")) == 9
+    with pytest.raises(CacheError, match="new directory"):
+        pull(url, tmp_path / "copy", remote=how)
+    pull(url, tmp_path / "new", remote=how)
+    assert len(featcache.open(tmp_path / "new", verify="arrays")) == 9
+    assert len(featcache.open(tmp_path / "copy", verify="arrays")) == 5
+
+
+def test_tags_are_pushed_and_neither_side_loses_one(
+    bucket: str, how: RemoteOptions, tmp_path: Path
+) -> None:
+    url = f"{bucket}/train"
+    write(tmp_path / "c", range(3))
+    push(tmp_path / "c", url, remote=how)
+    featcache.open(tmp_path / "c").tag("aa")
+    write(tmp_path / "c", range(3, 5))
+    push(tmp_path / "c", url + "/", remote=how)
+    assert len(featcache.open(url, remote=how, version="aa")) == 3
+    pull(url, tmp_path / "copy", remote=how)
+    featcache.open(tmp_path / "copy").tag("bb")
+    featcache.open(tmp_path / "c").tag("cc")
+    push(tmp_path / "c", url, remote=how)
+    with pytest.raises(CacheError, match="does not come"):
+        push(tmp_path / "copy", url, remote=how)
+    assert {*featcache.open(tmp_path / "copy").tags} == {"aa", "bb"}
+
+
+@pytest.mark.parametrize("after", range(0, 6))
+def test_a_pull_that_stops_anywhere_goes_on(
+    after: int, bucket: str, how: RemoteOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "c", range(3))
+    push(tmp_path / "c", f"{bucket}/train", remote=how)
+    left = [after]
+    rename = Path.replace
+
+    def some(self: Path, target: Path) -> Path:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "replace", some)
+    with contextlib.suppress(KeyboardInterrupt):
+        pull(f"{bucket}/train", tmp_path / "copy", remote=how)
+    monkeypatch.undo()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "name")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
+    pull(f"{bucket}/train", tmp_path / "copy", remote=how)
+    assert len(featcache.open(tmp_path / "copy", verify="arrays")) == 3
+    assert not list((tmp_path / "copy").glob("work-*"))
 
 
 def test_generations_that_do_not_come_from_each_other_are_refused_by_name(
@@ -97,9 +146,9 @@ def test_generations_that_do_not_come_from_each_other_are_refused_by_name(
     write(tmp_path / "a", range(3))
     write(tmp_path / "b", range(4))
     push(tmp_path / "a", url, remote=how)
-    with pytest.raises(CacheError, match="does not come from"):
+    with pytest.raises(CacheError, match="does not come"):
         push(tmp_path / "b", url, remote=how)
-    with pytest.raises(CacheError, match="does not come from"):
+    with pytest.raises(CacheError, match="new directory"):
         pull(url, tmp_path / "b", remote=how)
     assert len(featcache.open(tmp_path / "b")) == 4
 
@@ -177,7 +226,7 @@ def test_the_command_pushes_and_pulls(
         "featcache",
         standalone_mode=False,
     )
-    assert capsys.readouterr().out.startswith("would copy 6 files")
+    assert capsys.readouterr().out.startswith("would copy 5 files")
     main.main(
         ["push", str(tmp_path / "c"), f"{bucket}/train", *store], "featcache", standalone_mode=False
     )
@@ -187,7 +236,7 @@ def test_the_command_pushes_and_pulls(
         standalone_mode=False,
     )
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (told["verb"], told["files"], told["dry_run"]) == ("pull", 6, False)
+    assert (told["verb"], told["files"], told["dry_run"]) == ("pull", 5, False)
     assert len(featcache.open(tmp_path / "d", verify="arrays")) == 3
 
 
