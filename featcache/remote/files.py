@@ -14,12 +14,13 @@ from functools import cache, partial
 from pathlib import Path
 
 from featcache.interface import Bytes
-from featcache.remote.io import Requests
-from featcache.remote.pages import Pages
+from featcache.remote.io import Requests, require_unforked
+from featcache.remote.pages import Locks, Pages
 from featcache.remote.places import RemotePlace
 from featcache.remote.ranges import Request, planned
 
 MOST_BYTES = 16 << 20  # of a request
+MOST_AHEAD_BYTES = 1 << 30  # that are asked for before they are wanted
 EXTRA = 0.05  # of what is asked for, in gaps between pieces
 Piece = tuple[int, int, int]  # file, offset, nbytes
 
@@ -45,8 +46,13 @@ class RemoteFiles:
     ) -> None:
         self._requests, self._pages = requests, pages
         self._name, self._key, self._size = name, key, size
-        self._lock = threading.RLock()  # an answer may be there at once
+        self._etags: dict[str, str] = {}  # of the first answers; who opens it again has new ones
+        self._locks = Locks()
         self._under_way: dict[int, dict[Request, Future[None]]] = {}
+
+    @property
+    def _lock(self) -> threading.RLock:
+        return self._locks.mine()
 
     @property
     def place(self) -> RemotePlace:
@@ -54,19 +60,27 @@ class RemoteFiles:
         return self._requests.place
 
     def prefetch(self, pieces: Iterable[Piece]) -> None:
-        """Ask for what is not here of some pieces, in as few requests as pay, without waiting."""
-        lacking = []
+        """Ask for what is not here of some pieces, in as few requests as pay, without waiting.
+
+        An index may be damaged: what is more than 1 GiB is read when it is wanted.
+        """
+        lacking = self._lacking(pieces, MOST_AHEAD_BYTES)
+        if not lacking:
+            return
+        require_unforked(self.place.url)
         with self._lock:
-            for file, offset, nbytes in pieces:
-                for begin, end in self._pages.missing(self._key(file), offset, offset + nbytes):
-                    if self._covering(file, begin) is None:
-                        lacking.append((file, begin, end - begin))
+            lacking = [
+                (file, begin, nbytes)
+                for file, begin, nbytes in self._lacking(lacking, MOST_AHEAD_BYTES)  # by now
+                if self._covering(file, begin) is None
+            ]
             for request in planned(lacking, self._requests.gap_bytes(), MOST_BYTES, EXTRA):
                 self._begin(request)
 
     def read_into(self, file: int, offset: int, out: Bytes) -> None:
         """Copy bytes of a file, fetched where they are not here."""
         while lacking := self._pages.read_into(self._key(file), offset, out):
+            require_unforked(self.place.url)
             waiting: list[Future[None]] = []
             with self._lock:
                 for begin, end in lacking:
@@ -79,6 +93,18 @@ class RemoteFiles:
                 answer.result()
         self._requests.counts.read_bytes += len(out)
 
+    def _lacking(self, pieces: Iterable[Piece], most_bytes: int) -> list[Piece]:
+        """Return what is not here of some pieces, until it is `most_bytes`."""
+        found: list[Piece] = []
+        for file, offset, nbytes in pieces:
+            end = offset + min(nbytes, most_bytes)
+            for first, last in self._pages.missing(self._key(file), offset, end):
+                found.append((file, first, last - first))
+                most_bytes -= last - first
+            if most_bytes <= 0:
+                break
+        return found
+
     def _covering(self, file: int, begin: int) -> Future[None] | None:
         """Return the request under way that a byte comes with."""
         for request, answer in self._under_way.get(file, {}).items():
@@ -89,24 +115,36 @@ class RemoteFiles:
     def _begin(self, request: Request) -> Future[None]:
         """Ask for bytes; the future is done once they are pages."""
         file, kept = request.file, Future[None]()
-        self._under_way.setdefault(file, {})[request] = kept
-        answer = self._requests.some(self._name(file), request.begin, request.end, self._size(file))
-        answer.add_done_callback(partial(self._keep, request, kept))
+        try:
+            answer = self._requests.some(
+                self._name(file), request.begin, request.end, self._size(file), self._etags
+            )
+            self._under_way.setdefault(file, {})[request] = kept
+            answer.add_done_callback(partial(self._keep, request, kept))
+        except BaseException as error:  # Ctrl-C, too: nobody may wait for what never comes
+            self._done(request, kept, error)
+            raise
         return kept
 
     def _keep(self, request: Request, kept: Future[None], answer: Future[memoryview]) -> None:
         try:
             self._pages.write(self._key(request.file), request.begin, answer.result())
         except BaseException as error:  # raised where the bytes are wanted
-            self._done(request)
-            kept.set_exception(error)
+            self._done(request, kept, error)
         else:
-            self._done(request)
-            kept.set_result(None)
+            self._done(request, kept, None)
 
-    def _done(self, request: Request) -> None:
+    def _done(self, request: Request, kept: Future[None], error: BaseException | None) -> None:
         with self._lock:
-            self._under_way.get(request.file, {}).pop(request, None)
+            under_way = self._under_way.get(request.file, {})
+            if under_way.get(request) is kept:
+                del under_way[request]
+            if kept.done():
+                return
+            if error is None:
+                kept.set_result(None)
+            else:
+                kept.set_exception(error)
 
     def close(self) -> None:
         """Forget what is under way."""

@@ -92,7 +92,6 @@ class Requests:
         self.place = place
         self.counts = Counts()
         self._pace = _Pace()
-        self._etags: dict[str, str] = {}
         require_unforked(place.url)
         self._store = place.store()
         self._obstore = importlib.import_module("obstore")
@@ -110,14 +109,23 @@ class Requests:
         require_unforked(self.place.url)
         return begin(self._whole(name, etag)).result()
 
-    def some(self, name: str, first: int, end: int, size: int) -> Future[memoryview]:
+    def some(
+        self, name: str, first: int, end: int, size: int, etags: dict[str, str] | None = None
+    ) -> Future[memoryview]:
         """Ask for the bytes `first` to before `end` of an object that has `size` bytes.
 
-        The future raises `CorruptCacheError` for an object that is gone, or another one than when
-        it was first asked for, or of another size; `RemoteError` for what the store does not give.
+        The future raises `CorruptCacheError` for an object that is gone, or has another ETag than
+        in `etags`, or another size; `RemoteError` for what the store does not give.
+
+        Args:
+            name: of the object.
+            first: byte.
+            end: the byte after the last.
+            size: of the whole object, in bytes.
+            etags: by name, those of the first answers; they are put in.
         """
         require_unforked(self.place.url)
-        return begin(self._some(name, first, end, size))
+        return begin(self._some(name, first, end, size, {} if etags is None else etags))
 
     def listed(self, prefix: str) -> dict[str, int]:
         """Return the objects below a prefix of the place, and their sizes."""
@@ -162,10 +170,13 @@ class Requests:
             raise self._short(name, len(data), answer.meta["size"])
         return data, answer.meta["e_tag"]
 
-    async def _some(self, name: str, first: int, end: int, size: int) -> memoryview:
+    async def _some(
+        self, name: str, first: int, end: int, size: int, etags: dict[str, str]
+    ) -> memoryview:
         options: dict[str, Any] = {"range": (first, end)}
-        if name in self._etags:
-            options["if_match"] = self._etags[name]
+        known = etags.get(name)
+        if known is not None and not known.startswith("W/"):  # which If-Match never matches
+            options["if_match"] = known
         try:
             async with self._limit():
                 self.counts.gets += 1
@@ -188,7 +199,7 @@ class Requests:
                 f"{self.place.url}/{name} has {meta['size']} bytes, not the {size} that were "
                 "written; was the cache overwritten while it was open? open it again"
             )
-        if meta["e_tag"] and self._etags.setdefault(name, meta["e_tag"]) != meta["e_tag"]:
+        if meta["e_tag"] and etags.setdefault(name, meta["e_tag"]) != meta["e_tag"]:
             raise self._changed(name)
         if len(data) != end - first:
             raise self._short(name, len(data), end - first)

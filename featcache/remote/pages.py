@@ -8,7 +8,8 @@ xxh3-64 of the piece; and 8 bytes that stand for this boot of the machine. A pie
 its record after it, so a killed process leaves no record without its bytes. A power cut may: so
 records of another boot count only if their bytes still have the hash. Nothing is synced.
 
-A segment is removed as a whole: who has it open reads on in it.
+A segment is removed as a whole: who has it open reads on in it. A forked child opens segments
+anew: those of its parent may be half-changed in it, and their locks held for ever.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import contextlib
 import errno
 import mmap
 import os
+import secrets
 import shutil
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from io import FileIO
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +41,9 @@ SUFFIX = ".segment"
 LOOK_EVERY_BYTES = 64 << 20  # written, after which the budget is looked at
 USED_S = 60.0  # that a segment counts as used after it was
 LOW = 0.9  # of the budget is left by a clearance
+DESCRIPTORS = Path("/proc/self/fd")  # open files, by number; not on every system
+TRIES = 10  # of making a segment, while others remove it
+MOST_OPEN = 4096  # segments: a process may map some 65 000 times
 
 
 def _boot() -> int:
@@ -50,6 +56,38 @@ def _boot() -> int:
 
 
 BOOT = _boot()
+_forks = 0  # between the first process and this one
+
+
+def _after_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class Locks:
+    """A lock for each process: in a forked child no thread may be left that could release one."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, threading.RLock] = {}
+
+    def mine(self) -> threading.RLock:
+        """Return the lock of this process."""
+        lock = self._of.get(_forks)
+        return self._of.setdefault(_forks, threading.RLock()) if lock is None else lock
+
+
+def most_open() -> int:
+    """Return how many segments may be open, two descriptors and a few more for each."""
+    try:
+        import resource  # not on every system
+    except ImportError:
+        return 8
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_OPEN if limit < 0 else min(max(limit // 12, 8), MOST_OPEN)
 
 
 class Pages:
@@ -64,10 +102,12 @@ class Pages:
     def __init__(self, directory: Path, budget_bytes: int, floor_bytes: int) -> None:
         self.directory = directory
         self._budget_bytes, self._floor_bytes = budget_bytes, floor_bytes
-        self._segments: dict[tuple[str, int], _Segment] = {}
+        # by process, key and number
+        self._segments: dict[tuple[int, str, int], _Segment] = {}
+        self._turns = count()
+        self._most_open = most_open()
         self._written = LOOK_EVERY_BYTES  # look at the first write
-        self._lock = threading.RLock()
-        self._process = os.getpid()
+        self._locks = Locks()
 
     def missing(self, key: str, begin: int, end: int) -> list[Span]:
         """Return the spans of an object's bytes that are not here."""
@@ -94,58 +134,76 @@ class Pages:
 
     def write(self, key: str, begin: int, data: memoryview) -> None:
         """Keep bytes of an object; raises `StorageFullError` where there is no room for them."""
-        with self._guard():
+        try:
             self._make_room(len(data))
+        except OSError as error:
+            raise self._full(error) from error
         done = 0
         for number, first, last in _by_segment(begin, begin + len(data)):
             piece = data[done : done + last - first]
             for again in (True, False):
                 try:
-                    self._opened(key, number).write(first, piece)
+                    self._opened(key, number, make=True).write(first, piece)
                     break
                 except OSError as error:
                     if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not again:
                         raise self._full(error) from error
-                    with self._guard():
-                        self._clear(0)
+                    self._clear(0)
             done += last - first
 
     def close(self) -> None:
         """Close all segments."""
-        with self._guard():
+        with self._lock:
             self._segments.clear()
 
-    @contextlib.contextmanager
-    def _guard(self) -> Iterator[None]:
-        if self._process != os.getpid():  # the parent may have held it
-            self._process, self._lock = os.getpid(), threading.RLock()
-        with self._lock:
-            yield
+    @property
+    def _lock(self) -> threading.RLock:
+        return self._locks.mine()
 
     def _path(self, key: str, number: int) -> Path:
         return self.directory / key / f"{number:06d}{SUFFIX}"
 
     def _there(self, key: str, number: int) -> _Segment | None:
         """Return a segment, None unless there is one."""
-        segment = self._segments.get((key, number))
-        if segment is not None and segment.is_there():
+        place = (_forks, key, number)
+        segment = self._segments.get(place)
+        if segment is not None and segment.is_there():  # most often: no lock, which takes 1 us
+            segment.turn = next(self._turns)
             return segment
-        return self._opened(key, number) if self._path(key, number).exists() else None
+        try:
+            return self._opened(key, number, make=False)
+        except FileNotFoundError:
+            return None
 
-    def _opened(self, key: str, number: int) -> _Segment:
-        """Return a segment, made where there is none."""
-        with self._guard():
-            segment = self._segments.get((key, number))
+    def _opened(self, key: str, number: int, *, make: bool) -> _Segment:
+        """Return a segment; raises `FileNotFoundError` where there is none and none is made."""
+        place = (_forks, key, number)
+        with self._lock:
+            segment = self._segments.get(place)
             if segment is None or not segment.is_there():
-                segment = self._segments[key, number] = _Segment(self._path(key, number), number)
+                self._segments.pop(place, None)
+                self._close_some()
+                segment = _Segment(self._path(key, number), number, make=make)
+                self._segments[place] = segment
+            segment.turn = next(self._turns)
             return segment
+
+    def _close_some(self) -> None:
+        """Forget segments used longest ago if many are open; who reads in one has it still."""
+        if len(self._segments) >= self._most_open:
+            places = sorted(self._segments, key=lambda place: self._segments[place].turn)
+            for place in places[: self._most_open // 8]:
+                del self._segments[place]
 
     def _make_room(self, nbytes: int) -> None:
-        self._written += nbytes
-        if self._written >= min(LOOK_EVERY_BYTES, max(self._budget_bytes // 8, 1)):
+        with self._lock:
+            self._written += nbytes
+            if self._written < min(LOOK_EVERY_BYTES, max(self._budget_bytes // 8, 1)):
+                return
             self._written = 0
-            free = shutil.disk_usage(self.directory).free
-            self._clear(self._budget_bytes, self._floor_bytes - free)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self.directory).free
+        self._clear(self._budget_bytes, self._floor_bytes - free)
 
     def _clear(self, budget_bytes: int, least: int = 0) -> None:
         """Remove segments, those used longest ago first, until the rest fits."""
@@ -158,10 +216,13 @@ class Pages:
         over = max(total - int(LOW * budget_bytes) if total > budget_bytes else 0, least)
         for _, nbytes, path in sorted(found):
             if over <= 0:
-                return
+                break
             with contextlib.suppress(OSError):
                 path.unlink()
                 over -= nbytes
+        with self._lock:  # their bytes are free once nobody has them open
+            for place in [place for place, each in self._segments.items() if each.is_removed()]:
+                del self._segments[place]
 
     def _full(self, error: OSError) -> StorageFullError:
         return StorageFullError(
@@ -173,33 +234,33 @@ class Pages:
 class _Segment:
     """64 MiB of an object, as far as they are here."""
 
-    def __init__(self, path: Path, number: int) -> None:
+    def __init__(self, path: Path, number: int, *, make: bool) -> None:
         self.path = path
         self._begin = number * SEGMENT_BYTES
         self._spans = Spans()
         self._records = 0  # bytes of records that were read
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of one process: see `Pages._opened`
         self._used = 0.0
-        _make(path)
-        # one to write bytes in their place, one that appends whatever others append meanwhile
-        self._file = path.open("r+b", buffering=0)
-        log = Path(f"/proc/self/fd/{self._file.fileno()}")
-        self._log = log.open("ab", buffering=0)
+        self.turn = 0  # the last one it was used in
+        self._file = _file_at(path, make=make)
         mapping = mmap.mmap(self._file.fileno(), SEGMENT_BYTES, access=mmap.ACCESS_READ)
         self.bytes: Bytes = np.frombuffer(mapping, np.uint8)
         self._read_records()
 
     def __del__(self) -> None:
-        for name in ("_file", "_log"):
-            if name in self.__dict__:
-                self.__dict__[name].close()
+        if "_file" in self.__dict__:
+            self._file.close()
+
+    def is_removed(self) -> bool:
+        """Whether its file has no name any more."""
+        return not os.fstat(self._file.fileno()).st_nlink
 
     def is_there(self) -> bool:
         """Whether it was not removed meanwhile; tells others that it is in use."""
         now = time.monotonic()
         if now - self._used < USED_S:
             return True
-        if not os.fstat(self._file.fileno()).st_nlink:
+        if self.is_removed():
             return False
         with contextlib.suppress(OSError):
             os.utime(self._file.fileno())
@@ -207,10 +268,11 @@ class _Segment:
         return True
 
     def missing(self, begin: int, end: int) -> list[Span]:
-        if self._spans.has(begin, end):
-            return []
-        self._read_records()  # others may have written it
-        return self._spans.missing(begin, end)
+        with self._lock:
+            if self._spans.has(begin, end):
+                return []
+            self._read_records()  # others may have written it
+            return self._spans.missing(begin, end)
 
     def write(self, begin: int, data: memoryview) -> None:
         at = begin - self._begin
@@ -218,21 +280,41 @@ class _Segment:
         while done < len(data):
             done += os.pwrite(self._file.fileno(), data[done:], at + done)
         digest = xxhash.xxh3_64_intdigest(data)
-        self._log.write(RECORD.pack(begin, begin + len(data), digest, BOOT))
+        self._note(RECORD.pack(begin, begin + len(data), digest, BOOT))
         with self._lock:
             self._spans.add(begin, begin + len(data))
 
-    def _read_records(self) -> None:
-        with self._lock:
-            size = os.fstat(self._file.fileno()).st_size - SEGMENT_BYTES - self._records
-            size -= size % RECORD.size
-            if size <= 0:
+    def _note(self, record: bytes) -> None:
+        """Append a record, whatever others append meanwhile; a removed segment needs none."""
+        mine = self._file.fileno()
+        log = DESCRIPTORS / str(mine)
+        try:
+            descriptor = os.open(
+                log if log.exists() else self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+            )
+        except FileNotFoundError:  # no such names on this system, and it was removed
+            return
+        try:
+            if not os.path.sameopenfile(descriptor, mine):
                 return
-            data = os.pread(self._file.fileno(), size, SEGMENT_BYTES + self._records)
-            self._records += len(data) - len(data) % RECORD.size
-            for begin, end, digest, boot in RECORD.iter_unpack(data[: len(data) - len(data) % 32]):
-                if self._counts(begin, end, digest, boot):
-                    self._spans.add(begin, end)
+            if os.write(descriptor, record) < len(record):
+                self.path.unlink(missing_ok=True)  # the next record would not be where it must
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(descriptor)
+
+    def _read_records(self) -> None:
+        """Add the spans of new records; its caller holds the lock."""
+        size = os.fstat(self._file.fileno()).st_size - SEGMENT_BYTES - self._records
+        size -= size % RECORD.size
+        if size <= 0:
+            return
+        data = os.pread(self._file.fileno(), size, SEGMENT_BYTES + self._records)
+        data = data[: len(data) - len(data) % RECORD.size]
+        self._records += len(data)
+        for begin, end, digest, boot in RECORD.iter_unpack(data):
+            if self._counts(begin, end, digest, boot):
+                self._spans.add(begin, end)
 
     def _counts(self, begin: int, end: int, digest: int, boot: int) -> bool:
         if not self._begin <= begin <= end <= self._begin + SEGMENT_BYTES:
@@ -243,23 +325,42 @@ class _Segment:
         return xxhash.xxh3_64_intdigest(data.data) == digest
 
 
+def _file_at(path: Path, *, make: bool) -> FileIO:
+    """Open a segment, made anew where it has not the size of one.
+
+    Raises `FileNotFoundError` where there is none and none is made.
+    """
+    for _ in range(TRIES if make else 1):
+        with contextlib.suppress(FileNotFoundError):  # others have removed it meanwhile
+            if make:
+                _make(path)
+            file = path.open("r+b", buffering=0)
+            records = os.fstat(file.fileno()).st_size - SEGMENT_BYTES
+            if records >= 0 and records % RECORD.size == 0:
+                return file
+            file.close()
+            path.unlink()
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+
 def _make(path: Path) -> None:
     """Make an empty segment unless it is there; others never see it before it has its size."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    name = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
     try:
         os.ftruncate(descriptor, SEGMENT_BYTES)
         with contextlib.suppress(FileExistsError):
             os.link(name, path)
     finally:
         os.close(descriptor)
-        Path(name).unlink()
+        name.unlink(missing_ok=True)
 
 
 def _by_segment(begin: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Cut bytes at the borders of segments: number, first byte, the one after the last."""
-    for number in range(begin // SEGMENT_BYTES, -(-end // SEGMENT_BYTES)):
+    for number in range(begin // SEGMENT_BYTES, -(-end // SEGMENT_BYTES) if begin < end else 0):
         first = max(begin, number * SEGMENT_BYTES)
         yield number, first, min(end, (number + 1) * SEGMENT_BYTES)

@@ -1,0 +1,367 @@
+"""Pages of objects: shared by threads, processes and forks, bounded, and never waited for."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import resource
+import shutil
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from range_server import Handler, serving
+
+from featcache.errors import ClosedError, CorruptCacheError
+from featcache.interface import Bytes
+from featcache.remote import Counts, RemoteFiles, RemoteOptions, RemotePlace, Requests, io, ranges
+from featcache.remote import pages as module
+from featcache.remote.pages import Pages
+
+SIZE = 1 << 16
+PLACE = RemotePlace("http://nowhere/c")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SEGMENT_BYTES", SIZE)
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> Pages:
+    (tmp_path / "pages").mkdir()
+    return Pages(tmp_path / "pages", 1 << 40, 0)
+
+
+def put(pages: Pages, key: str, begin: int = 0, nbytes: int = 10) -> None:
+    pages.write(key, begin, memoryview(bytes([7]) * nbytes))
+
+
+def got(pages: Pages, key: str, begin: int = 0, nbytes: int = 10) -> tuple[list[object], set[int]]:
+    """Return what is lacking, and which values the bytes have."""
+    out: Bytes = np.zeros(nbytes, np.uint8)
+    return list(pages.read_into(key, begin, out)), set(out.tolist())
+
+
+def within_5_s(what: Callable[[], object]) -> object:
+    """Return what a function gives in a thread, an error too; fails if it hangs."""
+    said: Future[object] = Future()
+
+    def run() -> None:
+        try:
+            said.set_result(what())
+        except BaseException as error:
+            said.set_result(type(error))
+
+    threading.Thread(target=run, daemon=True).start()
+    return said.result(timeout=5)
+
+
+def in_a_fork(what: Callable[[], object]) -> object:
+    """Return what a function gives in a forked child, an error too; fails if it hangs."""
+    context = multiprocessing.get_context("fork")
+    mine, others = context.Pipe()
+
+    def run() -> None:
+        try:
+            others.send(what())
+        except Exception as error:
+            others.send(type(error))
+
+    process = context.Process(target=run)
+    process.start()
+    try:
+        assert mine.poll(5), "the child hangs"
+        return mine.recv()
+    finally:
+        process.kill()
+        process.join()
+
+
+class Asked:
+    """Requests that are noted, and answered by hand."""
+
+    place = PLACE
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self.asked: list[tuple[int, int, Future[memoryview]]] = []
+        self.error: BaseException | None = None
+
+    def gap_bytes(self) -> int:
+        return 0
+
+    def some(self, name: str, first: int, end: int, *_: object) -> Future[memoryview]:
+        if self.error is not None:
+            raise self.error
+        answer: Future[memoryview] = Future()
+        self.asked.append((first, end, answer))
+        return answer
+
+    def answer(self) -> None:
+        for first, end, answer in self.asked:
+            answer.set_result(memoryview(bytes([7]) * (end - first)))
+
+
+def files_of(asked: object, pages: Pages, name: str = "x", size: int = 1 << 50) -> RemoteFiles:
+    return RemoteFiles(
+        cast(Requests, asked), pages, lambda _: name, lambda _: "key", lambda _: size
+    )
+
+
+def test_a_page_that_is_noted_while_another_is_looked_for_confuses_nobody(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for begin in (0, 20, 40):
+        put(pages, "key", begin)
+    threads: list[threading.Thread] = []
+
+    def interrupted(values: Sequence[int], value: int) -> int:
+        at = bisect_right(values, value)
+        if not threads:  # now another thread joins spans before this one
+            threads.append(threading.Thread(target=put, args=(pages, "key", 10)))
+            threads[0].start()
+            threads[0].join(timeout=0.1)
+        return at
+
+    monkeypatch.setattr(ranges, "bisect_right", interrupted)
+    assert got(pages, "key", 30) == ([(30, 40)], {0})
+    threads[0].join()
+    assert got(pages, "key") == ([], {7})
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ClosedError, ValueError])
+def test_a_request_that_could_not_begin_is_begun_by_the_next_read(
+    error: type[BaseException], pages: Pages
+) -> None:
+    asked = Asked()
+    files = files_of(asked, pages)
+    asked.error = error()
+    out: Bytes = np.zeros(10, np.uint8)
+    for _ in range(2):
+        assert within_5_s(lambda: files.read_into(0, 0, out)) is error
+    asked.error = None
+    files.prefetch([(0, 0, 10)])
+    asked.answer()
+    files.read_into(0, 0, out)
+    assert set(out.tolist()) == {7}
+
+
+def test_a_fork_does_not_wait_for_requests_of_its_parent(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(io, "_loop", object())
+    put(pages, "key")
+    asked = Asked()
+    files = files_of(asked, pages)
+    files.prefetch([(0, 100, 10)])
+    out: Bytes = np.zeros(10, np.uint8)
+    assert in_a_fork(lambda: files.read_into(0, 100, out)) is ClosedError
+    assert in_a_fork(lambda: files.prefetch([(0, 100, 10)])) is ClosedError
+    assert in_a_fork(lambda: files.prefetch([(0, 0, 10)])) is None
+    assert in_a_fork(lambda: files.read_into(0, 0, out)) is None  # a page
+
+
+@pytest.mark.parametrize("whose", ["files", "pages", "segment"])
+def test_a_fork_does_not_wait_for_a_lock_of_its_parent(
+    whose: str, pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(io, "_loop", object())
+    put(pages, "key")
+    files = files_of(Asked(), pages)
+    segment: Any = next(iter(pages._segments.values()))
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with {"files": files._lock, "pages": pages._lock, "segment": segment._lock}[whose]:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    out: Bytes = np.zeros(10, np.uint8)
+    try:
+        assert in_a_fork(lambda: got(pages, "key")) == ([], {7})
+        assert in_a_fork(lambda: files.read_into(0, 0, out)) is None
+        assert in_a_fork(lambda: files.prefetch([(0, 100, 10)])) is ClosedError
+        assert in_a_fork(files.close) is None
+        assert in_a_fork(lambda: put(pages, "key", 100)) is None
+    finally:
+        done.set()
+        thread.join()
+    assert got(pages, "key", 100) == ([], {7})  # that the child has written
+
+
+def test_no_more_is_read_ahead_than_a_gibibyte(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SEGMENT_BYTES", 64 << 20)
+    asked = Asked()
+    files_of(asked, pages).prefetch([(0, 5, 1 << 35), (0, 1 << 40, 1 << 35)])
+    assert sum(end - first for first, end, _ in asked.asked) == 1 << 30
+
+
+def test_no_bytes_are_lacking_of_none(pages: Pages) -> None:
+    assert got(pages, "key", 5, 0) == ([], set())
+    assert pages.missing("key", 5, 5) == []
+
+
+def open_segments() -> list[os.stat_result]:
+    found = []
+    for path in Path("/proc/self/fd").iterdir():
+        if path.is_symlink() and module.SUFFIX in str(path.readlink()):
+            found.append(path.stat())
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files cannot be listed")
+def test_few_segments_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (120, 120))
+    pages = Pages(tmp_path, 1 << 40, 0)
+    before = len(open_segments())
+    for number in range(30):
+        put(pages, f"key-{number}")
+        got(pages, "key-0")
+    assert len(open_segments()) - before <= 2 * 10
+    assert got(pages, "key-1") == ([], {7})
+    assert all(got(pages, f"key-{number}") == ([], {7}) for number in range(30))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files cannot be listed")
+def test_segments_that_were_removed_are_not_kept_open(tmp_path: Path) -> None:
+    pages = Pages(tmp_path, 1 << 16, 0)
+    before = len(open_segments())
+    for number in range(30):
+        put(pages, f"key-{number}", nbytes=1 << 14)
+    assert len(open_segments()) - before <= 2 * 8
+    assert sum(not status.st_nlink for status in open_segments()) == 0
+
+
+def test_a_full_disk_is_cleared_and_the_bytes_are_kept(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(pages, "old", nbytes=1 << 14)
+    write = os.pwrite
+
+    def full(descriptor: int, data: bytes, at: int) -> int:
+        held = sum(os.fstat(each._file.fileno()).st_blocks for each in pages._segments.values())
+        if held * 512 > 1 << 14:
+            raise OSError(errno.ENOSPC, "full")
+        return write(descriptor, data, at)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    put(pages, "new", nbytes=1 << 14)
+    assert got(pages, "new") == ([], {7})
+    assert got(pages, "old") == ([(0, 10)], {0})
+
+
+def test_a_segment_that_others_remove_while_it_is_made_is_made_again(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, left = module._make, [2]
+
+    def raced(path: Path) -> None:
+        make(path)
+        left[0] -= 1
+        if left[0] >= 0:
+            path.unlink()
+
+    monkeypatch.setattr(module, "_make", raced)
+    put(pages, "key")
+    assert left[0] < 0
+    assert got(pages, "key") == ([], {7})
+
+
+@pytest.mark.parametrize("nbytes", [0, 3, SIZE - 1, SIZE + 5])
+def test_a_segment_of_a_wrong_size_is_made_anew(nbytes: int, pages: Pages) -> None:
+    path = pages._path("key", 0)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(bytes(nbytes))
+    put(pages, "key")
+    assert got(pages, "key") == ([], {7})
+    path.write_bytes(bytes(nbytes))
+    assert got(Pages(pages.directory, 1 << 40, 0), "key") == ([(0, 10)], {0})
+
+
+def test_a_directory_that_was_removed_is_made_anew(tmp_path: Path) -> None:
+    (tmp_path / "pages").mkdir()
+    pages = Pages(tmp_path / "pages", 1, 0)  # looked at, each time
+    put(pages, "key")
+    shutil.rmtree(tmp_path / "pages")
+    put(pages, "other")
+    assert pages._path("other", 0).exists()
+
+
+def test_segments_are_readable_as_the_umask_says(pages: Pages) -> None:
+    before = os.umask(0o027)
+    try:
+        put(pages, "key")
+    finally:
+        os.umask(before)
+    assert pages._path("key", 0).stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in pages._path("key", 0).parent.iterdir()] == ["000000.segment"]
+
+
+def test_records_are_kept_where_the_system_does_not_name_open_files(
+    pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DESCRIPTORS", tmp_path / "none", raising=False)
+    put(pages, "key")
+    for each in (pages, Pages(pages.directory, 1 << 40, 0)):
+        assert got(each, "key") == ([], {7})
+    shutil.rmtree(pages.directory)
+    put(pages, "key", 100)  # into a file without a name: nobody needs a record
+    assert got(pages, "key", 100) == ([], {7})
+    assert not pages.directory.exists()
+
+
+def test_an_object_is_compared_with_the_one_that_was_first_read_since_it_was_opened(
+    pages: Pages, tmp_path: Path
+) -> None:
+    pytest.importorskip("obstore")
+    file = tmp_path / "bucket" / "x"
+    file.parent.mkdir()
+    file.write_bytes(bytes([7]) * 1000)
+    out: Bytes = np.zeros(10, np.uint8)
+    with serving(tmp_path / "bucket") as server:
+        requests = Requests(RemotePlace(server.url, RemoteOptions(retry_s=2.0, timeout_s=1.0)))
+        opened = files_of(requests, pages, size=1000)
+        opened.read_into(0, 0, out)
+        os.utime(file, ns=(0, 1))
+        with pytest.raises(CorruptCacheError, match="open it again"):
+            opened.read_into(0, 20, out)
+        files_of(requests, pages, size=1000).read_into(0, 20, out)
+    assert set(out.tolist()) == {7}
+
+
+def test_weak_etags_are_compared_and_not_sent(pages: Pages, tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    file = tmp_path / "bucket" / "x"
+    file.parent.mkdir()
+    file.write_bytes(bytes([7]) * 1000)
+    etag, sent = ['W/"1"'], list[object]()
+
+    def weak(handler: Handler, data: bytes, status: int) -> bool:
+        sent.append(handler.headers.get("If-Match"))
+        more = {"Last-Modified": "Wed, 21 Oct 2026 07:28:00 GMT", "ETag": etag[0]}
+        handler.answer(status, data, more | {"Content-Range": handler.content_range})
+        return True
+
+    out: Bytes = np.zeros(10, np.uint8)
+    with serving(tmp_path / "bucket") as server:
+        server.fault = weak
+        requests = Requests(RemotePlace(server.url, RemoteOptions(retry_s=2.0, timeout_s=1.0)))
+        files = files_of(requests, pages, size=1000)
+        for offset in (0, 20):
+            files.read_into(0, offset, out)
+        etag[0] = 'W/"2"'
+        with pytest.raises(CorruptCacheError, match="another object"):
+            files.read_into(0, 40, out)
+    assert sent == [None] * 3
