@@ -353,9 +353,10 @@ def _download(requests: Requests, name: str, size: int, path: Path, shown: Any) 
     unfinished = path.with_name(f"{path.name}.tmp")
     with unfinished.open("wb", buffering=0) as file:
         begins = range(0, size, PIECE_BYTES)
+        etags: dict[str, str] = {}  # of one object are all pieces
         for at in range(0, len(begins), UNDER_WAY):
             asked = [
-                (begin, requests.some(name, begin, min(begin + PIECE_BYTES, size), size))
+                (begin, requests.some(name, begin, min(begin + PIECE_BYTES, size), size, etags))
                 for begin in begins[at : at + UNDER_WAY]
             ]
             for begin, answer in asked:

@@ -158,9 +158,15 @@ def with_pages(place: RemotePlace) -> RemotePlace:
         directory = Path(place.options.pages).expanduser().absolute()
         directory.mkdir(parents=True, exist_ok=True)
         return replace(place, options=replace(place.options, pages=str(directory)))
+    return replace(place, options=replace(place.options, pages=_directory_of(os.getpid())))
+
+
+@cache
+def _directory_of(process: int) -> str:
+    """Return the directory for the pages of a process, which goes when that ends."""
     name = tempfile.mkdtemp(prefix="featcache-pages-")
-    atexit.register(_remove_of, os.getpid(), name)
-    return replace(place, options=replace(place.options, pages=name))
+    atexit.register(_remove_of, process, name)
+    return name
 
 
 def _remove_of(process: int, name: str) -> None:
