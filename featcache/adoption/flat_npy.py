@@ -110,7 +110,7 @@ def _ids(place: Place, folder: str, name: str) -> list[str]:
         with place.open(folder + name) as source:
             lines = read_text(source).removesuffix(b"\n").split(b"\n")
         try:
-            return [line.decode() for line in lines]
+            return [line.removesuffix(b"\r").decode() for line in lines]
         except UnicodeDecodeError as error:
             raise AdoptionError(f"{folder + name!r} is not in UTF-8: {error.reason}") from None
     return ids_in(place.name, name, _loaded(place, f"{folder}{name}{NPY}"))

@@ -234,7 +234,10 @@ class JournalWriter:
                 self._write_waiting()
 
     def commit(self, stats: Mapping[str, FeatureStats], *, durably: bool = True) -> None:
-        """Make all notes count, durably, with the part's statistics up to here."""
+        """Make all notes count, durably, with the part's statistics up to here.
+
+        Recovery counts features anew that `stats` lacks.
+        """
         self.check_there()
         self._write_waiting()
         self._write(line_of(header=self._header, stats=stats))

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -23,9 +23,12 @@ from lhotse.features.io import FeaturesReader, FeaturesWriter, register_reader, 
 from numpy.typing import NDArray
 
 from featcache._closing import close_after
+from featcache.container_files.lock import is_locked
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import (
+    CacheError,
     CacheLockedError,
+    ClosedError,
     ConfigError,
     FeatureError,
     KeyNotFoundError,
@@ -34,20 +37,19 @@ from featcache.errors import (
 )
 from featcache.format.feature_sets import set_of
 from featcache.format.files import from_storage
-from featcache.format.manifest import NAME, BuildState, Manifest, read_manifest
-from featcache.format.part import list_parts, sealed_in
+from featcache.format.journal import read_journal
+from featcache.format.manifest import NAME, PARTS, BuildState, Manifest, read_manifest
+from featcache.format.part import list_parts, part_directories, read_part, sealed_in
 from featcache.interop.in_caches import opened
-from featcache.reading.unpublished import Unpublished
-from featcache.store import Cache, open_features
+from featcache.reading.unpublished import Unpublished, count_unpublished
+from featcache.store import open_features
 from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.part_writer import PartWriter
-from featcache.writing.recover import check_none_lives
-from featcache.writing.session import publish_sealed
 from featcache.writing.sets import claim_directory, directory_to_write
 
 STORAGE = "featcache"  # lhotse's name of caches
 FEATURE = "feats"  # name of a feature that nobody named, as for `featcache.adopt`
-JOB, BEGAN = "job", "job_began_ns"  # annotations of what several jobs write
+JOB = "job"  # annotation of what several jobs write: the number of the one
 _JOB = re.compile(r"feats-(\d+)")  # lhotse's names of the storages of several jobs
 _MOST = 64  # caches beside which a process looks
 _PATIENCE_S, _PAUSE_S = 60.0, 0.05  # for a job that begins the cache, or publishes it
@@ -64,20 +66,23 @@ class FeatcacheWriter(FeaturesWriter):  # type: ignore[misc]
     `compute_and_store_features_batch`, else a random one. All arrays of a writer are one feature;
     other kinds have a writer of their own, of the same cache if they have the same ids.
 
-    lhotse's several jobs, which it names `<path>/feats-<number>`, write one cache at `<path>`. What
-    the job of the same number wrote in an earlier run is deleted then.
+    lhotse's several jobs, which it names `<path>/feats-<number>`, write one cache at `<path>`,
+    which the last one publishes. They delete nothing: a job refuses a cache that holds what no job
+    wrote, or what one of its own number wrote in an earlier run.
 
     Args:
         storage_path: the directory of the cache.
         mode: None or "w" writes it anew, beside the old one, which stays until this is closed; "a"
-            goes on with it. Where it is given, as by `compute_and_store_features_batch`, no end of
-            the process loses an array after `write` returned.
+            goes on with it, unless writing it anew was stopped. Where it is given, as by
+            `compute_and_store_features_batch`, no end of the process loses an array after `write`
+            returned.
         feature: its declaration; None: "feats", of the dtype of the first array, without `frame_s`,
             which `to_cuts` needs. `storing` hands one on.
         fingerprint: what the features are made from, e.g. `extractor.to_dict()`.
 
-    Raises what `CacheWriter` raises, and `FeatureError` for an array of another dtype than the
-    first one where none is declared.
+    Raises what `CacheWriter` raises, `CacheError` for a cache that it refuses, `ClosedError` once
+    it is closed, and `FeatureError` for an array of another dtype than the first one where none is
+    declared.
 
     >>> import tempfile, lhotse
     >>> with FeatcacheWriter(tempfile.mkdtemp()) as writer:
@@ -107,8 +112,7 @@ class FeatcacheWriter(FeaturesWriter):  # type: ignore[misc]
         self._beside: Unpublished  # what it has written
         self._new: set[str] = set()
         self._opening = threading.Lock()
-        told = {JOB: self._job, BEGAN: time.time_ns()}
-        self._told = None if self._job is None else told
+        self._closed = False
 
     @classmethod
     def storing(
@@ -140,6 +144,8 @@ class FeatcacheWriter(FeaturesWriter):  # type: ignore[misc]
 
         In a cache that is gone on with, it takes the place of one of an earlier run.
         """
+        if self._closed:
+            raise ClosedError(f"the writer of {str(self._path)!r} is closed; open another one")
         array = np.asarray(value)
         with self._opening:
             if self._part is None:
@@ -152,8 +158,10 @@ class FeatcacheWriter(FeaturesWriter):  # type: ignore[misc]
                 f"{key!r} is {array.dtype}, and the arrays before it are {self._feature.dtype}; "
                 "give other arrays a writer of their own, FeatcacheWriter.storing(...)"
             )
-        if not (key in self._part and key not in self._new and self._has(key, array)):
-            self._part.write(key, {feature: array}, annotations=self._told)
+        if self._job is not None:
+            self._part.write(key, {feature: array}, annotations={JOB: self._job})
+        elif not (key in self._part and key not in self._new and self._has(key, array)):
+            self._part.write(key, {feature: array})
         self._new.add(key)
         if self._mode is not None:
             self._part.commit(durably=False)
@@ -176,38 +184,36 @@ class FeatcacheWriter(FeaturesWriter):  # type: ignore[misc]
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._closed = True
         part, self._part = self._part, None
-        if part is not None:
+        if part is None:
+            return
+        if self._cache is not None:
             close_after(error, part.close)
-            if self._cache is not None:
-                self._cache.__exit__(kind, error, traceback)
-            else:
-                close_after(error, partial(self._publish, part.path, error is None))
+            self._cache.__exit__(kind, error, traceback)
+        elif error is None:
+            part.close()
+            self._end_run(part.path, complete=True)
+        else:  # as if killed, so that who publishes it knows that this job has not ended well
+            close_after(error, partial(_leave, part))
+            close_after(error, partial(self._end_run, part.path, complete=False))
 
-    def _publish(self, place: Path, complete: bool) -> None:
-        """Publish what a job wrote; the last one leaves out what earlier runs wrote."""
+    def _end_run(self, place: Path, *, complete: bool) -> None:
+        """Publish what all jobs wrote, unless one of them is still at work, or has done so."""
+        assert self._feature is not None
         until = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                check_none_lives(place, list_parts(place))
-            except CacheLockedError:  # another job still writes, and does the rest
-                publish_sealed(place, patience_s=_PATIENCE_S)
+        while not complete or count_unpublished(place, read_manifest(place)):
+            lives, died = _unsealed(place)
+            if lives:
                 return
+            complete = complete and not died
             try:
-                self._end_run(complete)
+                CacheWriter(self._path, [self._feature], self._fingerprint).close(complete)
                 return
-            except CacheLockedError:  # another one publishes
+            except CacheLockedError:  # another one publishes, or begins
                 if time.monotonic() > until:
                     raise
                 time.sleep(_PAUSE_S)
-
-    def _end_run(self, complete: bool) -> None:
-        assert self._feature is not None
-        writer = CacheWriter(self._path, [self._feature], self._fingerprint)
-        try:
-            writer.delete(_superseded(open_features(self._path, [self._feature.name])))
-        finally:
-            writer.close(complete)
 
     def _begin(self, first: NDArray[Any]) -> None:
         """Open the cache, declared as the first array is."""
@@ -218,12 +224,16 @@ class FeatcacheWriter(FeaturesWriter):  # type: ignore[misc]
         self._feature = made
         if self._job is None:
             overwrite = self._mode is None or self._mode.startswith("w")
+            if not overwrite:
+                _check_not_overwritten(self._path, made.name)
             self._cache = CacheWriter(self._path, [made], self._fingerprint, overwrite=overwrite)
             place = self._cache.path
             if overwrite:  # what an interrupted run left has keys of that run
                 self._cache.delete([id for id in _left(place) if id in self._cache])
         else:
+            _check_not_overwritten(self._path, made.name)
             place = _begun(self._path, made, self._fingerprint)
+            _check_of_this_run(self._path, place, made.name, self._job)
         self._part = PartWriter(place, [made], self._fingerprint)
         self._beside = Unpublished(place, self._part.features)
         _writing[str(self._path)] = self
@@ -231,13 +241,16 @@ class FeatcacheWriter(FeaturesWriter):  # type: ignore[misc]
     def _has(self, id: str, array: NDArray[Any]) -> bool:
         """Whether an earlier run stored this array; another one in its place is deleted."""
         assert self._feature is not None
-        stored = _read(str(self._path), self._feature.name, id)
+        assert self._cache is not None
+        assert self._part is not None
+        name = self._feature.name
+        self._part.check(id, {name: array})  # else what is refused would delete what is stored
+        stored = _read(str(self._path), name, id)
         if np.array_equal(stored, array.astype(stored.dtype)):
             return True
-        if self._cache is not None and self._part is not None:
-            self._part.close()
-            self._cache.delete([id])
-            self._part = PartWriter(self._cache.path, [self._feature], self._fingerprint)
+        self._part.close()
+        self._cache.delete([id])
+        self._part = PartWriter(self._cache.path, [self._feature], self._fingerprint)
         return False
 
 
@@ -258,18 +271,62 @@ def _left(place: Path) -> Iterator[str]:
         yield from part.ids(place)
 
 
-def _superseded(cache: Cache) -> list[str]:
-    """Return the ids that no job wrote, or one before another of its number wrote others."""
-    written = cast(
-        "list[tuple[int | None, int]]",
-        [*zip(cache.annotation(JOB), cache.annotation(BEGAN), strict=True)],
-    )
-    last: dict[int | None, int] = {}
-    for job, began in written:
-        if job is not None:
-            last[job] = max(began, last.get(job, 0))
-    told = zip(cache, written, strict=True)
-    return [id for id, (job, began) in told if job is None or began < last[job]]
+def _check_not_overwritten(path: Path, feature: str) -> None:
+    """Raise `CacheError` where an overwrite was stopped: to go on would mix two builds."""
+    place = directory_to_write(path, [feature])
+    if (place / NAME).exists() and read_manifest(place).state is BuildState.ASIDE:
+        raise CacheError(
+            f"cache {str(path)!r} was being written anew, which was not finished, and going on "
+            "would mix features of two runs; run it again with overwrite=True (mode 'w')"
+        )
+
+
+def _check_of_this_run(path: Path, place: Path, feature: str, job: int) -> None:
+    """Raise `CacheError` unless other jobs wrote all that a cache holds, published or not."""
+    for writer in _written_by(path, place, feature):
+        if writer is None or writer == job:
+            whose = "no job of lhotse's" if writer is None else f"job {job} of an earlier run"
+            raise CacheError(
+                f"cache {str(path)!r} holds features {feature!r} that {whose} wrote, and jobs "
+                "delete nothing; remove the cache, or choose another path"
+            )
+
+
+def _written_by(path: Path, place: Path, feature: str) -> Iterator[object]:
+    """Yield the number of the job that wrote each utterance of a cache; None: no job did."""
+    manifest = read_manifest(place)
+    if manifest.rows:
+        cache = open_features(path, [feature])
+        yield from cache.annotation(JOB) if JOB in cache.annotations else [None]
+    published = {entry.name for entry in manifest.parts}
+    for part in sealed_in(place, manifest):
+        if part.entry.name not in published and part.entry.rows:
+            kinds = part.index(place, []).annotations
+            yield from part.annotation(place, JOB, kinds[JOB]) if JOB in kinds else [None]
+    for directory in part_directories(place):
+        journal = read_journal(place, f"{PARTS}/{directory.name}")
+        if journal is not None:
+            yield from (each.annotations.get(JOB) for each in journal.utterances)
+
+
+def _unsealed(place: Path) -> tuple[bool, bool]:
+    """Return whether a part is being written, and whether one was left by a writer that died."""
+    lives = died = False
+    for name, sealed in list_parts(place):
+        if sealed is None:
+            with suppress(FileNotFoundError):  # its writer has removed it
+                if is_locked(place / PARTS / name):
+                    lives = True
+                elif read_part(place, name) is None:  # else it was sealed meanwhile
+                    died = True
+    return lives, died
+
+
+def _leave(part: PartWriter) -> None:
+    try:
+        part.commit()
+    finally:
+        part.leave()
 
 
 def _begun(

@@ -450,7 +450,7 @@ class OpenPart:
         """
         if not durably and self._committed < self._appended:
             self._write_out()
-            self._journal.commit(self.stats, durably=False)
+            self._journal.commit({}, durably=False)  # after each utterance: recovery counts anew
         elif durably and self._synced < self._appended:
             self._flush()
             if not self._synced:  # the names of the journal, and of directories of groups

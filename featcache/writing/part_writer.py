@@ -158,6 +158,13 @@ class PartWriter:
         with self.lock:
             self._take(pieces, self._thread.put_batch)
 
+    def check(self, id: str, arrays: Mapping[str, ArrayLike]) -> None:
+        """Raise what `write` would raise for the arrays of an utterance, be it stored or not."""
+        utterance = check_one(id, arrays, NOTHING, NOTHING, self.features)
+        with self.lock:
+            self.check_open()
+            self._check_arrays((utterance,))
+
     def _take(
         self,
         pieces: Sequence[CheckedUtterances],
@@ -166,16 +173,28 @@ class PartWriter:
         """Hand over utterances, once it is sure that all of them can be stored."""
         self.check_open()
         self._thread.check()
-        kinds, dims, nbytes, number = self._kinds, self._dims, 0, self._count
+        kinds, number = self._kinds, self._count
         for piece in pieces:
             self._known.check_new(piece.ids, number)
             number += len(piece.ids)
             for id, values in piece.annotations.items():
                 kinds = with_kinds(id, values, kinds)
+        self._check_arrays(pieces)
+        self._kinds = kinds
+        for piece in pieces:
+            if self._part_rows + len(piece.ids) > PART_ROWS and self._may_seal():
+                self._end_parts(self._under_way.seal)
+            hand_over(self._part_for(piece), piece)
+            self._count_taken(piece)
+
+    def _check_arrays(self, pieces: Sequence[CheckedUtterances]) -> None:
+        """Raise what storing the arrays of utterances would raise; `lock` is held."""
+        nbytes = 0
+        for piece in pieces:
             for name, packed in piece.arrays.items():
                 shape = packed.array.shape[1:]
                 self.features[name].check_dims(
-                    piece.ids[0], shape, dims.get(name), packed.lengths[0]
+                    piece.ids[0], shape, self._dims.get(name), packed.lengths[0]
                 )
             self._first_shapes.check(piece)
             nbytes += piece.nbytes
@@ -183,12 +202,6 @@ class PartWriter:
         # in this thread, so that a refused utterance is an error of its own `write`
         for piece in pieces:
             self._part_for(piece).prepare(piece)
-        self._kinds = kinds
-        for piece in pieces:
-            if self._part_rows + len(piece.ids) > PART_ROWS and self._may_seal():
-                self._end_parts(self._under_way.seal)
-            hand_over(self._part_for(piece), piece)
-            self._count_taken(piece)
 
     def _count_taken(self, taken: CheckedUtterances) -> None:
         for id in taken.ids:

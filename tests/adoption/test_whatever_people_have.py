@@ -236,6 +236,12 @@ def flat_npy(at: Path, data: NDArray[Any], columns: Mapping[str, NDArray[Any]]) 
     return save_all(at / "flat", {"data": data, **columns})
 
 
+def test_lines_of_ids_may_end_as_on_windows(tmp_path: Path) -> None:
+    flat = save_all(tmp_path / "flat", {"data": np.zeros((5, 2)), "lengths": np.array([2, 3])})
+    (flat / "ids.txt").write_bytes(b"u1\r\nu 2\r\n")
+    assert sorted(featcache.adopt(flat, tmp_path / "cache")) == ["u 2", "u1"]
+
+
 def flat_hdf5(at: Path, data: NDArray[Any], columns: Mapping[str, NDArray[Any]]) -> Path:
     with h5py.File(at / "flat.h5", "w") as file:
         file.create_dataset("data", data=data, chunks=(7, 5), compression="gzip")

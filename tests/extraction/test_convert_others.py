@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 import featcache
 from featcache import Cache, FeatureStorageConfig
+from featcache.adoption.libraries import unpacked as unpacking
 from featcache.errors import AdoptionError, CorruptCacheError, FeatureError
 from featcache.extraction.foreign_rows import LibraryRows, opened_source
 from featcache.workers.pickling import pack, unpack
@@ -237,6 +238,32 @@ def lmdb_of_npz(at: Path) -> Made:
 
     held = {id: as_bytes(save, {"mel": MEL[id], "pitch": PITCH[id]}) for id in MEL}
     return lmdb_of(at, held), {}, BOTH
+
+
+def test_two_packed_files_that_unpack_to_one_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "all").mkdir()
+    for number, (end, packed) in enumerate({".gz": gzip.compress, ".bz2": bz2.compress}.items()):
+        data = as_bytes(np.save, np.full((3, 2), number, np.float32))
+        (tmp_path / f"all/u.npy{end}").write_bytes(packed(data))
+    with pytest.raises(AdoptionError, match=r"'u.npy.bz2' and 'u.npy.gz'.*both unpack to 'u.npy'"):
+        converted(tmp_path / "all", tmp_path / "cache")
+
+
+def test_what_was_unpacked_is_durable_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, bool]] = []
+    there = tmp_path / "folder" / "u.npy"
+
+    def note(name: str) -> Callable[[object], None]:
+        return lambda _: seen.append((name, there.exists()))
+
+    for name in ("sync_file", "sync_directory"):
+        monkeypatch.setattr(unpacking, name, note(name))
+    (tmp_path / "u.npy.gz").write_bytes(gzip.compress(as_bytes(np.save, np.zeros(3))))
+    unpacking._unpack(tmp_path / "u.npy.gz", there)
+    assert seen == [("sync_file", False), ("sync_directory", False), ("sync_directory", True)]
+    assert [each.name for each in there.parent.iterdir()] == ["u.npy"]
 
 
 def as_bytes(save: Callable[[Any, Any], object], array: object) -> bytes:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import featcache
-from featcache.errors import ConfigError, FeatureError, KeyNotFoundError
+from featcache.errors import CacheError, ClosedError, ConfigError, FeatureError, KeyNotFoundError
 from featcache.interface import Array
 
 lhotse: Any = pytest.importorskip("lhotse")
@@ -90,23 +90,25 @@ def test_one_job_writes_a_cache_and_writes_it_anew(tmp_path: Path, cuts: Any) ->
 
 
 def test_several_jobs_write_one_cache(tmp_path: Path, cuts: Any) -> None:
-    path = tmp_path / "cache"
-    with FeatcacheWriter(path) as writer:  # what earlier runs wrote is gone then
-        writer.write("old", np.zeros((3, 4), np.float32))
-    for scale in (1.0, 2.0):
+    def run() -> Any:
         with ThreadPoolExecutor(3) as executor:
-            stored = cuts.compute_and_store_features(
-                Squares(SquaresConfig(scale)),
+            return cuts.compute_and_store_features(
+                Squares(SquaresConfig()),
                 path,
                 num_jobs=3,
                 executor=executor,
                 storage_type=FeatcacheWriter,
             )
-        assert {cut.features.storage_path for cut in stored} == {str(path)}
-        assert_stored(stored, cuts, scale)
-        cache = featcache.open(path, verify="arrays")
-        assert cache.complete
-        assert sorted(cache) == sorted(cut.features.storage_key[6:] for cut in stored)
+
+    path = tmp_path / "cache"
+    stored = run()
+    assert {cut.features.storage_path for cut in stored} == {str(path)}
+    with pytest.raises(CacheError, match=r"'feats' that job \d of an earlier run wrote"):
+        run()
+    assert_stored(stored, cuts)
+    cache = featcache.open(path, verify="arrays")
+    assert cache.complete
+    assert sorted(cache) == sorted(cut.features.storage_key[6:] for cut in stored)
 
 
 def test_jobs_that_do_not_overlap_write_one_cache(tmp_path: Path) -> None:
@@ -117,6 +119,91 @@ def test_jobs_that_do_not_overlap_write_one_cache(tmp_path: Path) -> None:
     cache = featcache.open(tmp_path / "cache")
     assert cache.complete
     assert [cache.read(id, "feats").max() for id in cache] == [0, 1, 2]
+
+
+def job(path: Path, number: int, mode: str | None = None) -> FeatcacheWriter:
+    path.mkdir(exist_ok=True)
+    return FeatcacheWriter(path / f"feats-{number}", mode)
+
+
+def killed_while(write: Callable[[], object]) -> None:
+    """Write in a fork that ends as by a kill when it has returned."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            _kept = write()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def killed_writer(writer: FeatcacheWriter, *ids: str, value: float = 1.0) -> None:
+    """Let a writer of mode "a" or "w" die when it has written these."""
+    killed_while(lambda: [writer.write(id, np.full((3, 2), value)) for id in ids])
+
+
+def test_jobs_refuse_what_no_job_wrote_and_delete_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    with FeatcacheWriter(path) as writer:
+        writer.write("old", np.zeros((3, 2)))
+    with (
+        job(path, 0) as writer,
+        pytest.raises(CacheError, match=r"no job of lhotse's wrote.*; remove the cache, or"),
+    ):
+        writer.write("new", np.zeros((3, 2)))
+    assert list(featcache.open(path)) == ["old"]
+    assert featcache.open(path).complete
+
+
+@pytest.mark.parametrize("end", ["published", "sealed", "killed"])
+def test_a_job_refuses_what_one_of_its_number_wrote_before(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "cache"
+    if end == "killed":
+        killed_writer(job(path, 0, "w"), "a", "b")
+    else:
+        with job(path, 1) as other:
+            if end == "sealed":
+                other.write("other", np.zeros((3, 2)))  # lives, so that job 0 publishes nothing
+            with job(path, 0) as writer:
+                writer.write("a", np.zeros((3, 2)))
+            assert_refused(path)
+    assert_refused(path)
+
+
+def assert_refused(path: Path) -> None:
+    with job(path, 0) as writer, pytest.raises(CacheError, match="job 0 of an earlier run wrote"):
+        writer.write("c", np.zeros((3, 2)))
+
+
+def test_a_run_in_which_a_job_was_killed_is_not_complete(tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    killed_writer(job(path, 0, "w"), "a")
+    with job(path, 1) as last, job(path, 2) as first:
+        last.write("b", np.zeros((3, 2)))
+        first.write("c", np.zeros((3, 2)))
+    cache = featcache.open(path, verify="arrays")
+    assert sorted(cache) == ["a", "b", "c"]
+    assert not cache.complete
+
+
+@pytest.mark.parametrize("fails_first", [True, False])
+def test_a_run_in_which_a_job_failed_is_not_complete(tmp_path: Path, fails_first: bool) -> None:
+    path = tmp_path / "cache"
+    failing, other = job(path, 0), job(path, 1)
+    other.write("b", np.zeros((3, 2)))
+    if not fails_first:
+        failing.write("a", np.zeros((3, 2)))
+        other.close()
+    with suppress(OSError), failing:
+        if fails_first:
+            failing.write("a", np.zeros((3, 2)))
+        raise OSError("no audio")
+    other.close()
+    cache = featcache.open(path, verify="arrays")
+    assert sorted(cache) == ["a", "b"]
+    assert not cache.complete
 
 
 def test_a_folder_of_another_use_is_not_taken_for_that_of_jobs(tmp_path: Path) -> None:
@@ -209,6 +296,78 @@ def test_of_an_overwrite_that_was_interrupted_nothing_is_left(tmp_path: Path) ->
     with FeatcacheWriter(tmp_path) as writer:
         writer.write("new", np.zeros((3, 2)))
     assert list(featcache.open(tmp_path)) == ["new"]
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_an_overwrite_that_was_stopped_is_not_gone_on_with(tmp_path: Path, killed: bool) -> None:
+    path = tmp_path / "cache"
+    with FeatcacheWriter(path) as writer:
+        for id in "abc":
+            writer.write(id, np.zeros((3, 2)))
+    if killed:
+        killed_writer(FeatcacheWriter(path, "w"), "a", "b")
+    else:
+        with suppress(KeyboardInterrupt), FeatcacheWriter(path, "w") as writer:
+            writer.write("a", np.ones((3, 2)))
+            raise KeyboardInterrupt
+    for refusing in (FeatcacheWriter(path, "a"), job(path, 0)):
+        with refusing, pytest.raises(CacheError, match="run it again with overwrite=True"):
+            refusing.write("c", np.ones((3, 2)))
+    with FeatcacheWriter(path, "w") as writer:
+        writer.write("c", np.ones((3, 2)))
+    cache = featcache.open(path)
+    assert {id: cache.read(id, "feats").max() for id in cache} == {"c": 1}
+
+
+def test_a_refused_array_deletes_nothing(tmp_path: Path) -> None:
+    with FeatcacheWriter(tmp_path) as writer:
+        for id in "abc":
+            writer.write(id, np.full((3, 2), ord(id), np.float32))
+    refused = {"a": np.zeros((3, 5)), "b": np.full((3, 2), np.nan), "c": np.zeros(())}
+    with FeatcacheWriter(tmp_path, mode="a") as writer:
+        for id, array in refused.items():
+            with pytest.raises(FeatureError, match=repr(id)):
+                writer.write(id, array.astype(np.float32))
+    cache = featcache.open(tmp_path, verify="arrays")
+    assert {id: cache.read(id, "feats").max() for id in cache} == {id: ord(id) for id in "abc"}
+
+
+@pytest.mark.parametrize("of_job", [True, False])
+def test_nothing_is_written_after_close(tmp_path: Path, of_job: bool) -> None:
+    path = tmp_path / "cache"
+    writer = job(path, 0) if of_job else FeatcacheWriter(path)
+    writer.write("a", np.zeros((3, 2)))
+    writer.close()
+    with pytest.raises(ClosedError, match="is closed; open another one"):
+        writer.write("b", np.zeros((3, 2)))
+    writer.close()
+    assert list(featcache.open(path)) == ["a"]
+
+
+@pytest.mark.parametrize("backend", ["memmap", "hdf5"])
+def test_statistics_are_right_after_a_kill_though_no_commit_has_them(
+    tmp_path: Path, backend: str
+) -> None:
+    path, feature = tmp_path / "cache", featcache.FeatureStorageConfig("f", backend=backend)
+    rng = np.random.default_rng(0)
+    arrays = {id: rng.normal(3, 2, (5 + ord(id), 4)).astype(np.float32) for id in "abcd"}
+
+    def write() -> object:
+        writer = FeatcacheWriter(path, "a", feature=feature)
+        for id in "abc":
+            writer.write(id, arrays[id])
+        return writer
+
+    killed_while(write)
+    (journal,) = path.rglob("journal.jsonl")
+    assert b'"mean"' not in journal.read_bytes()
+    with FeatcacheWriter(path, "a", feature=feature) as writer:
+        writer.write("d", arrays["d"])
+    stats = featcache.open(path, verify="arrays").stats("f")
+    frames = np.concatenate([*arrays.values()]).astype(np.float64)
+    assert stats.count == len(frames)
+    np.testing.assert_allclose(stats.mean, frames.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(stats.std, frames.std(axis=0), rtol=1e-12)
 
 
 def test_going_on_replaces_what_an_earlier_run_stored_and_refuses_doubles(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +16,7 @@ import xxhash
 
 from featcache.adoptable import data_files
 from featcache.adoption.adopt import NAME, kind_of, place_of
+from featcache.container_files import sync_directory, sync_file
 from featcache.errors import AdoptionError, describe
 
 AT_ONCE = 1 << 20  # bytes
@@ -35,7 +37,8 @@ def unpacked(source: Path, beside: Path) -> Iterator[Path]:
     A file that was unpacked by a call that was killed is not unpacked again. Everything is removed
     at the end, unless anything is raised: the same call goes on with it.
 
-    Raises `AdoptionError` where only some files are compressed, or one is damaged.
+    Raises `AdoptionError` where only some files are compressed, one is damaged, or two unpack
+    to one name.
     """
     packed = _packed(source)
     if not packed:
@@ -75,8 +78,20 @@ def _packed(source: Path) -> list[str]:
                 f"{place.name!r} holds compressed files and others, such as {plain[0]!r}; name "
                 "those of one kind by a pattern with '*'"
             ) from None
+        _check_names(place.name, paths)
         return paths
     return []  # such as cuts.jsonl.gz
+
+
+def _check_names(source: str, packed: Sequence[str]) -> None:
+    by_name: dict[str, str] = {}
+    for path in packed:
+        first = by_name.setdefault(_name(path), path)
+        if first != path:
+            raise AdoptionError(
+                f"{first!r} and {path!r} of {source!r} both unpack to {_name(path)!r}; remove one, "
+                "or name the others by a pattern with '*'"
+            )
 
 
 def _name(path: str) -> str:
@@ -92,15 +107,19 @@ def _state(root: Path, paths: Sequence[str]) -> str:
 
 
 def _unpack(path: Path, into: Path) -> None:
-    """Unpack a file, unless that was done."""
+    """Unpack a file, unless that was done; what has its name is durable and whole."""
     if into.exists():
         return
     into.parent.mkdir(parents=True, exist_ok=True)
-    partly = into.with_name(f"{into.name}.part")
+    partly = into.with_name(f".{into.name}.{os.getpid()}")  # hidden: no data if this is killed
     try:
         with _OPENS[path.suffix.lower()][1](path) as packed, partly.open("wb") as plain:
             shutil.copyfileobj(packed, plain, AT_ONCE)
+            plain.flush()
+            sync_file(plain)
     except _BROKEN as error:
         partly.unlink(missing_ok=True)
         raise AdoptionError(f"{str(path)!r} cannot be unpacked: {describe(error)}") from error
-    partly.rename(into)
+    sync_directory(into.parent)
+    partly.replace(into)
+    sync_directory(into.parent)
