@@ -242,9 +242,9 @@ def lmdb_of_npz(at: Path) -> Made:
 
 def test_two_packed_files_that_unpack_to_one_are_refused(tmp_path: Path) -> None:
     (tmp_path / "all").mkdir()
-    for number, (end, packed) in enumerate({".gz": gzip.compress, ".bz2": bz2.compress}.items()):
-        data = as_bytes(np.save, np.full((3, 2), number, np.float32))
-        (tmp_path / f"all/u.npy{end}").write_bytes(packed(data))
+    data = as_bytes(np.save, np.zeros((3, 2), np.float32))
+    (tmp_path / "all/u.npy.gz").write_bytes(gzip.compress(data))
+    (tmp_path / "all/u.npy.bz2").write_bytes(bz2.compress(data))
     with pytest.raises(AdoptionError, match=r"'u.npy.bz2' and 'u.npy.gz'.*both unpack to 'u.npy'"):
         converted(tmp_path / "all", tmp_path / "cache")
 
