@@ -59,7 +59,7 @@ def server(bucket: Path) -> Iterator[RangeServer]:
 
 
 def options(tmp_path: Path, **more: object) -> RemoteOptions:
-    return RemoteOptions(pages=tmp_path / "pages", retry_s=2.0, timeout_s=1.0, **more)  # type: ignore[arg-type]
+    return RemoteOptions(pages=tmp_path / "pages", retry_s=20.0, timeout_s=10.0, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

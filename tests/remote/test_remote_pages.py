@@ -331,7 +331,7 @@ def test_an_object_is_compared_with_the_one_that_was_first_read_since_it_was_ope
     file.write_bytes(bytes([7]) * 1000)
     out: Bytes = np.zeros(10, np.uint8)
     with serving(tmp_path / "bucket") as server:
-        requests = Requests(RemotePlace(server.url, RemoteOptions(retry_s=2.0, timeout_s=1.0)))
+        requests = Requests(RemotePlace(server.url, RemoteOptions(retry_s=20.0, timeout_s=10.0)))
         opened = files_of(requests, pages, size=1000)
         opened.read_into(0, 0, out)
         os.utime(file, ns=(0, 1))
@@ -357,7 +357,7 @@ def test_weak_etags_are_compared_and_not_sent(pages: Pages, tmp_path: Path) -> N
     out: Bytes = np.zeros(10, np.uint8)
     with serving(tmp_path / "bucket") as server:
         server.fault = weak
-        requests = Requests(RemotePlace(server.url, RemoteOptions(retry_s=2.0, timeout_s=1.0)))
+        requests = Requests(RemotePlace(server.url, RemoteOptions(retry_s=20.0, timeout_s=10.0)))
         files = files_of(requests, pages, size=1000)
         for offset in (0, 20):
             files.read_into(0, offset, out)

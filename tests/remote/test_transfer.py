@@ -57,7 +57,7 @@ def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> st
 @pytest.fixture
 def how(endpoint: str, tmp_path: Path) -> RemoteOptions:
     return RemoteOptions(
-        pages=tmp_path / "pages", endpoint=endpoint, region="us-east-1", retry_s=1.0
+        pages=tmp_path / "pages", endpoint=endpoint, region="us-east-1", retry_s=20.0
     )
 
 
