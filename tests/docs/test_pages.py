@@ -109,9 +109,12 @@ def test_words_of_make_exist(page: Path) -> None:
 
 def test_blocks_of_python_are_python() -> None:
     """Those with prompts are run by doctest, most others by tests of their page."""
+    seen = 0
     for page in PAGES:
         for block in re.findall(r"^```python\n([^>].*?)^```", page.read_text(), re.M | re.S):
             ast.parse(block, str(page))
+            seen += 1
+    assert seen > 10
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=names_of(GUIDES))

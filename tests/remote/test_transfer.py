@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from s3_server import bucket as bucket
+from s3_server import endpoint as endpoint
+from s3_server import obstore, store_of
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.cli import main
 from featcache.errors import CacheError, CorruptCacheError
-from featcache.remote import RemoteOptions, Requests, requests_to
+from featcache.remote import RemoteOptions, Requests
 from featcache.transfer import pull, push
-
-obstore = pytest.importorskip("obstore")
-server_of = pytest.importorskip("moto.server")
-pytest.importorskip("flask_cors")
 
 
 def write(path: Path, ids: range, backend: str = "memmap") -> None:
@@ -30,28 +28,6 @@ def write(path: Path, ids: range, backend: str = "memmap") -> None:
 
 def values(cache: featcache.Cache) -> dict[str, list[float]]:
     return {id: cache.read(id, "x").tolist() for id in cache.ids}
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    server = server_of.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-    requests_to.cache_clear()
-
-
-@pytest.fixture
-def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    from botocore.session import get_session
-
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "name")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
-    name = tmp_path.name.replace("_", "-").lower()[-50:].strip("-")
-    client = get_session().create_client("s3", endpoint_url=endpoint, region_name="us-east-1")
-    client.create_bucket(Bucket=name)
-    return f"s3://{name}"
 
 
 @pytest.fixture
@@ -248,9 +224,7 @@ def test_what_was_damaged_on_the_way_is_not_published(
     (file,) = (tmp_path / "c").glob("parts/*/x.npy")
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
-    store = obstore.store.S3Store(
-        bucket[5:], endpoint=endpoint, client_options={"allow_http": True}, region="us-east-1"
-    )
+    store = store_of(bucket, endpoint)
     obstore.put(store, f"train/{file.relative_to(tmp_path / 'c').as_posix()}", bytes(data))
     with pytest.raises(CorruptCacheError, match="pull it again"):
         pull(f"{bucket}/train", tmp_path / "copy", remote=how)
