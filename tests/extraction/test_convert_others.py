@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import kaldiio
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -272,7 +273,6 @@ def as_bytes(save: Callable[[Any, Any], object], array: object) -> bytes:
 
 
 def ark_gz(at: Path) -> Made:
-    kaldiio = pytest.importorskip("kaldiio")
     kaldiio.save_ark(str(at / "all.ark"), dict(MEL))
     (at / "gz").mkdir()
     (at / "gz/all.ark.gz").write_bytes(gzip.compress((at / "all.ark").read_bytes()))
