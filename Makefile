@@ -118,7 +118,8 @@ $(FLOOR)/.set-up: pyproject.toml constraints.txt tests/lowest_versions.py
 	$(PYTHON) -m venv --clear $(FLOOR)
 	$(PYTHON) tests/lowest_versions.py > $(FLOOR)/constraints.txt
 	$(FLOOR)/bin/pip install --quiet -c $(FLOOR)/constraints.txt torch
-	$(FLOOR)/bin/pip install --quiet -c $(FLOOR)/constraints.txt -e '.[all,plot,testing]' pytest-timeout hydra-core kaldiio safetensors \
+	$(FLOOR)/bin/pip install --quiet -c $(FLOOR)/constraints.txt -e '.[all,plot,testing]' pytest-timeout hydra-core \
+	  kaldiio safetensors \
 	  'pyparsing<3.3'  # in 3.3, what matplotlib 3.8.4 calls is deprecated
 	@$(call drop_cuda_torchaudio,$(FLOOR))
 	@touch $@
