@@ -74,7 +74,8 @@ def annotate(path: Path, count: int) -> None:
     more = [each for name, column in columns.items() for each in stored_columns(name, column)]
     digest = save_columns(path / before.index, [*kept, *more])
     entries = {name: AnnotationEntry(column.kind, False) for name, column in columns.items()}
-    write_manifest(path, dataclasses.replace(before, index_digest=digest, annotations=entries))
+    after = dataclasses.replace(before, index_digest=digest, sizes={}, annotations=entries)
+    write_manifest(path, after)
 
 
 def read(path: Path, count: int) -> None:

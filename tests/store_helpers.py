@@ -129,4 +129,4 @@ def change_index(path: Path, changed: Mapping[str, Any]) -> None:
         }
     (path / manifest.index).unlink()
     digest = save_columns(path / manifest.index, (columns | dict(changed)).items())
-    write_manifest(path, replace(manifest, index_digest=digest))
+    write_manifest(path, replace(manifest, index_digest=digest, sizes={}))

@@ -28,6 +28,7 @@ from featcache.container_files.system import WRITTEN_AT_ONCE
 from featcache.errors import CorruptCacheError
 from featcache.format.files import (
     NOT_AS_WRITTEN,
+    FileSize,
     digest,
     newer,
     open_within,
@@ -317,6 +318,7 @@ class ColumnFile:
         path: the file, relative to it.
         mapped: map the file into memory; False reads each column when it is asked for.
         expected: the digest of the footer; None takes any footer.
+        size: of the file and its footer, where a manifest tells it.
 
     Attributes:
         dtypes: that of each column, by name.
@@ -326,7 +328,13 @@ class ColumnFile:
     """
 
     def __init__(
-        self, root: Path, path: str, *, mapped: bool = True, expected: str | None = None
+        self,
+        root: Path,
+        path: str,
+        *,
+        mapped: bool = True,
+        expected: str | None = None,
+        size: FileSize | None = None,
     ) -> None:
         self.path = root / path
         self._remedy = remedy(root, path)
@@ -338,6 +346,8 @@ class ColumnFile:
             footer = self._footer(last)
             if expected is not None and digest(footer) != expected:
                 raise self._damaged("its checksum does not match")
+            if size not in (None, found := FileSize(self._size, len(footer))):
+                raise self._damaged(f"it has {found}; {size} were written")
             self._columns = self._read_footer(footer)
             self.dtypes = {name: kind for name, (kind, *_) in self._columns.items()}
             self._mapping: mmap.mmap | bytes | None = None
@@ -457,6 +467,23 @@ class ColumnFile:
 
     def _damaged(self, what: str) -> CorruptCacheError:
         return CorruptCacheError(f"{str(self.path)!r} is damaged: {what}; {self._remedy}")
+
+
+def size_of(root: Path, path: str) -> FileSize | None:
+    """Return the size of a file of a cache; None for what is not there, or is damaged at its end.
+
+    Files of columns, and they alone, have names that end in ".columns", and a footer.
+    """
+    with contextlib.suppress(FileNotFoundError, CorruptCacheError):
+        with open(open_within(root, path), "rb", buffering=0) as file:  # noqa: PTH123
+            nbytes = os.fstat(file.fileno()).st_size
+            if not path.endswith(".columns"):
+                return FileSize(nbytes, 0)
+            last = bytes_at(file.fileno(), 8, max(nbytes - 8, 0))
+        footer_bytes = nbytes - int.from_bytes(last, "little")
+        if 8 < footer_bytes <= nbytes:
+            return FileSize(nbytes, footer_bytes)
+    return None
 
 
 # `SharedArray`: numbers that processes share: none of them has a copy of its own.

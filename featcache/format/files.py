@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 import xxhash
@@ -412,11 +412,35 @@ def natural(number: object, most: int = (1 << 63) - 1) -> int:
     return number
 
 
+class FileSize(NamedTuple):
+    """Bytes of a file, and how many of them, at its end, are the footer of columns; 0: it has none.
+
+    >>> read_as(dict[FilePath, Size], {"index-000001-5bc3169f.columns": [2048, 300]})
+    {'index-000001-5bc3169f.columns': FileSize(nbytes=2048, footer_bytes=300)}
+    """
+
+    nbytes: int
+    footer_bytes: int
+
+    def __str__(self) -> str:
+        footer = f", the last {self.footer_bytes:,} a footer" if self.footer_bytes else ""
+        return f"{self.nbytes:,} bytes{footer}"
+
+
+def file_size(value: object) -> FileSize:
+    """Return a size; raises `ValueError` for one that no file can have."""
+    nbytes, footer_bytes = map(natural, value if isinstance(value, list) else [])
+    if footer_bytes > nbytes:
+        raise ValueError(f"{footer_bytes} of {nbytes} bytes are no footer")
+    return FileSize(nbytes, footer_bytes)
+
+
 # types of fields, for `read_as`
 Name = Annotated[str, partial(within, depth=1)]  # can be that of a file
 NameOrNone = Annotated[str, lambda path: path if path == "" else within(path, depth=1)]
 FilePath = Annotated[str, within]
 Counter = Annotated[int, partial(natural, most=10**12)]  # can be counted up
+Size = Annotated[FileSize, file_size]
 
 
 def read_as(kind: type[Value], value: object) -> Value:

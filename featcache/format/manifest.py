@@ -41,6 +41,7 @@ from featcache.format.files import (
     FilePath,
     Name,
     NameOrNone,
+    Size,
     digest,
     entries,
     fields_of,
@@ -298,7 +299,10 @@ class Manifest:
     tags: Mapping[str, Name] = field(default_factory=dict)
     # path -> xxh3-64, of what else belongs to the generation
     files: Mapping[FilePath, str] = field(default_factory=dict)
-    # the same, of the build that writers add parts to; they belong to the next generation of it
+    # path -> bytes, of all files that the generation leads to but its containers: readers of object
+    # stores ask for none. Absent in manifests of before; a file that was damaged already has none
+    sizes: Mapping[FilePath, Size] = field(default_factory=dict, metadata=OPTIONAL)
+    # the same as `files`, of the build that writers add parts to; they are of its next generation
     building_files: Mapping[Name, str] = field(default_factory=dict, metadata=OPTIONAL)
     # parts of a build that is no generation yet, of which rows are deleted
     building_parts: tuple[PartEntry, ...] = field(default=(), metadata=OPTIONAL)
@@ -501,22 +505,6 @@ def read_content(cache: Path, file: str = NAME) -> dict[str, object]:
     if not isinstance(content, dict) or content.get("format") != "featcache":
         raise NotACacheError(f"{str(cache / file)!r} is not featcache's")
     return content
-
-
-def check_writable(cache: Path, manifest: Manifest) -> None:
-    """Raise `FormatVersionError` if a writer must know more than this featcache does."""
-    unknown = sorted({*manifest.requires_to_write} - KNOWN)
-    if unknown:
-        raise FormatVersionError(
-            f"cache {str(cache)!r} can be read, but to write it a featcache is needed that knows "
-            f"{', '.join(map(repr, unknown))}; upgrade featcache"
-        )
-
-
-def with_needed(names: Iterable[str], needed: Mapping[str, bool]) -> tuple[str, ...]:
-    """Return `requires_to_write` with the names that are needed now, and without those not so."""
-    now = {name for name, is_needed in needed.items() if is_needed}
-    return tuple(sorted({*names} - {*needed} | now))
 
 
 def kept_manifests(cache: Path) -> list[str]:

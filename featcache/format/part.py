@@ -27,7 +27,7 @@ from featcache.errors import CorruptCacheError, FormatVersionError
 from featcache.format import journal
 from featcache.format.annotation_columns import Column, read_whole_column, stored_columns
 from featcache.format.annotations import Values, kinds_of
-from featcache.format.columns import ColumnFile, Number, Strings, argsort_ids, ends_of
+from featcache.format.columns import ColumnFile, Number, Strings, argsort_ids, ends_of, size_of
 from featcache.format.files import (
     NOT_AS_WRITTEN,
     digest,
@@ -289,6 +289,29 @@ class SealedPart:
         with self.open_columns(cache) as file:
             pages, ends = file.column("pages", np.uint64), file.column("page_ends", np.int64)
         return np.split(pages, ends[1:-1])
+
+
+def with_sizes(cache: Path, manifest: Manifest) -> Manifest:
+    """Return a manifest with the sizes of the files that it leads to, but for containers.
+
+    Those that it tells already stay: what it names never changes.
+    """
+    sizes = {}
+    for path in files_of(manifest):
+        size = manifest.sizes.get(path) or size_of(cache, path)
+        if size is not None:
+            sizes[path] = size
+    return replace(manifest, sizes=sizes)
+
+
+def files_of(manifest: Manifest) -> Iterator[str]:
+    """Give the files that the manifest of a generation leads to, but for containers."""
+    if manifest.index:
+        yield manifest.index
+    yield from manifest.files
+    for part in manifest.parts:
+        for file in (SEAL, COLUMNS, *(each.file for each in part.beside)):
+            yield f"{PARTS}/{part.name}/{file}"
 
 
 def _open_columns(cache: Path, path: str, digest: str, mapped: bool = False) -> ColumnFile:

@@ -20,7 +20,7 @@ from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CacheError
 from featcache.format.annotation_columns import PREFIX, Column, read_whole_column
 from featcache.format.columns import ColumnFile
-from featcache.format.files import open_within
+from featcache.format.files import FileSize, open_within
 from featcache.format.index import (
     FEATURE_COLUMNS,
     FeatureColumns,
@@ -130,10 +130,14 @@ class IndexColumns:
 
 
 def columns_of(
-    cache: Path, file: str, digest: str | None, features: Sequence[str]
+    cache: Path,
+    file: str,
+    digest: str | None,
+    features: Sequence[str],
+    size: FileSize | None = None,
 ) -> IndexColumns | None:
     """Read a file of columns; None if it is not there, or not even its footer is right."""
-    with unless_damaged(), ColumnFile(cache, file, expected=digest) as columns:
+    with unless_damaged(), ColumnFile(cache, file, expected=digest, size=size) as columns:
         wrong = frozenset(columns.damaged())
         index, pages = read_index(columns, features), None
         if "pages" in columns and not wrong & {"pages", "page_ends"}:
@@ -521,7 +525,8 @@ class GenerationDamage:
         columns = None
         if manifest.index:
             names = list(manifest.features)
-            columns = columns_of(cache, manifest.index, manifest.index_digest, names)
+            size = manifest.sizes.get(manifest.index)
+            columns = columns_of(cache, manifest.index, manifest.index_digest, names, size)
         reader = PartReader(cache, manifest, columns, roots, tell)
         files = {**manifest.files, **manifest.building_files}
         wrong = [path for path, digest in files.items() if not _has_digest(cache, path, digest)]

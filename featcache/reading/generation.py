@@ -58,7 +58,8 @@ def opened_columns(
         return manifest, Index.empty(manifest.features), Strings.of([]), None
     while True:
         try:
-            file = ColumnFile(path, manifest.index, mapped=mapped, expected=manifest.index_digest)
+            expected, size = manifest.index_digest, manifest.sizes.get(manifest.index)
+            file = ColumnFile(path, manifest.index, mapped=mapped, expected=expected, size=size)
             break
         except FileNotFoundError as error:
             # others may have published since: the columns of the generation before go then

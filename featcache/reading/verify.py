@@ -20,7 +20,7 @@ import xxhash
 from featcache.container_files import PAGE_BYTES, Pages, bytes_at
 from featcache.declaration import FEW_FRAMES, FrameTimes
 from featcache.errors import CacheError, CorruptCacheError, NotACacheError, counted
-from featcache.format.columns import ColumnFile
+from featcache.format.columns import ColumnFile, size_of
 from featcache.format.files import open_there, open_within
 from featcache.format.index import (
     ContainerColumns,
@@ -428,7 +428,7 @@ def all_damage(
         if name not in kept:
             yield f"{str(cache / manifest_file(name))!r} is missing"
     if manifest.index:
-        yield from _column_damage(cache, manifest.index, manifest.index_digest)
+        yield from _column_damage(cache, manifest, manifest.index, manifest.index_digest)
     yield from _generation_damage(cache, manifest, index, arrays, roots, tell)
     yield from _building_damage(cache, manifest)
     for name in kept:
@@ -447,7 +447,7 @@ def _kept_damage(
         return
     tagged = name in current.tags.values() and name != current.name
     if tagged or name == current.previous:
-        yield from _column_damage(cache, manifest.index, manifest.index_digest)
+        yield from _column_damage(cache, manifest, manifest.index, manifest.index_digest)
     if tagged:
         with ColumnFile(cache, manifest.index, expected=manifest.index_digest) as file:
             index = read_index(file, list(manifest.features))
@@ -457,8 +457,8 @@ def _kept_damage(
 @_told
 def _building_damage(cache: Path, manifest: Manifest) -> Iterator[Damage]:
     """Compare what belongs to a build that is being written, unless its writer is at work on it."""
-    files = (_file_damage(cache, *each) for each in manifest.building_files.items())
-    parts = (_part_damage(cache, entry) for entry in manifest.building_parts)
+    files = (_file_damage(cache, manifest, *each) for each in manifest.building_files.items())
+    parts = (_part_damage(cache, manifest, entry) for entry in manifest.building_parts)
     found = list(itertools.chain(*files, *parts))
     if found and read_manifest(cache).write_id == manifest.write_id:
         yield from found
@@ -469,9 +469,9 @@ def _generation_damage(
 ) -> Iterator[Damage]:
     adopted = AdoptedFiles.of(cache, manifest.parts, index.containers, roots)
     for path, expected in manifest.files.items():
-        yield from _file_damage(cache, path, expected)
+        yield from _file_damage(cache, manifest, path, expected)
     for entry in manifest.parts:
-        yield from _part_damage(cache, entry)
+        yield from _part_damage(cache, manifest, entry)
     yield from container_damage(cache, index.containers, adopted=adopted)
     if arrays:
         known = ContainerPages(cache, manifest, index.containers, adopted)
@@ -482,31 +482,34 @@ def _generation_damage(
 
 
 @_told
-def _column_damage(cache: Path, path: str, expected: str) -> Iterator[str]:
-    with ColumnFile(cache, path, mapped=False, expected=expected) as file:
+def _column_damage(cache: Path, manifest: Manifest, path: str, expected: str) -> Iterator[str]:
+    size = manifest.sizes.get(path)
+    with ColumnFile(cache, path, mapped=False, expected=expected, size=size) as file:
         yield from file.damage()
 
 
 @_told
-def _file_damage(cache: Path, path: str, expected: str) -> Iterator[str]:
+def _file_damage(cache: Path, manifest: Manifest, path: str, expected: str) -> Iterator[str]:
     state = xxhash.xxh3_64()
     with open(open_there(cache, path), "rb") as file:  # noqa: PTH123 (a descriptor)
         while piece := file.read(1 << 20):
             state.update(piece)
     if state.hexdigest() != expected:
         yield f"{str(cache / path)!r} is damaged: its checksum does not match"
+    elif (told := manifest.sizes.get(path)) not in (None, found := size_of(cache, path)):
+        yield f"{str(cache / path)!r} is damaged: it has {found}; {told} were written"
 
 
 @_told
-def _part_damage(cache: Path, entry: PartEntry) -> Iterator[Damage]:
+def _part_damage(cache: Path, manifest: Manifest, entry: PartEntry) -> Iterator[Damage]:
     directory = f"{PARTS}/{entry.name}"
     part = read_part(cache, entry.name)
     if part is None:
         yield f"{str(cache / directory / SEAL)!r} is missing"
         return
-    if part.entry.digest != entry.digest:
-        yield f"{str(cache / directory / SEAL)!r} is damaged: its checksum does not match"
-    yield from _column_damage(cache, f"{directory}/{COLUMNS}", part.columns)
+    yield from _file_damage(cache, manifest, f"{directory}/{SEAL}", entry.digest)
+    yield from _column_damage(cache, manifest, f"{directory}/{COLUMNS}", part.columns)
     for beside in (entry.tombstones, entry.stamps):
         if beside is not None:
-            yield from _column_damage(cache, f"{directory}/{beside.file}", beside.digest)
+            file = f"{directory}/{beside.file}"
+            yield from _column_damage(cache, manifest, file, beside.digest)

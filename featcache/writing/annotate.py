@@ -46,13 +46,12 @@ from featcache.format.manifest import (
     Manifest,
     index_file,
     new_generation_name,
-    with_needed,
 )
 from featcache.format.part import Columns, SealedPart
 from featcache.interface import Ints
 from featcache.reading.verify import raise_damage
 from featcache.writing.held import HeldCache, held_to_edit
-from featcache.writing.publish import ExpectedIds, next_generation, publish
+from featcache.writing.publish import ExpectedIds, next_generation, publish, with_needed
 from featcache.writing.sets import write_together
 
 # Sources of annotations: a mapping, a table of CSV, lines of JSON, or an Arrow table.

@@ -20,7 +20,7 @@ import numpy as np
 
 from featcache.container_files import sync_directory
 from featcache.container_files.lock import Held, WriterLock
-from featcache.errors import CacheError, CacheLockedError, FeatcacheError
+from featcache.errors import CacheError, CacheLockedError, FeatcacheError, FormatVersionError
 from featcache.format.columns import ColumnFile
 from featcache.format.files import entries, explained, program, remove_unfinished
 from featcache.format.fingerprint import digest_of_canonical
@@ -29,6 +29,7 @@ from featcache.format.journal import Header, read_journal
 from featcache.format.manifest import (
     INDEX,
     KEPT_FILE,
+    KNOWN,
     MANIFESTS,
     NAME,
     OUTER,
@@ -36,7 +37,6 @@ from featcache.format.manifest import (
     BuildState,
     Manifest,
     cache_of_set,
-    check_writable,
     generation_number,
     manifest_file,
     read_manifest,
@@ -50,6 +50,7 @@ from featcache.format.part import (
     read_part,
     remove_part,
     sealed_parts,
+    with_sizes,
 )
 from featcache.reading.generation import Generation
 
@@ -62,6 +63,16 @@ def held_to_edit(cache: Path, patience_s: float = 0.0) -> Iterator[HeldCache]:
     with explained(cache, lambda: "the cache is as it was"), HeldCache(cache, patience_s) as held:
         check_writable(cache, held.manifest)
         yield held
+
+
+def check_writable(cache: Path, manifest: Manifest) -> None:
+    """Raise `FormatVersionError` if a writer must know more than this featcache does."""
+    unknown = sorted({*manifest.requires_to_write} - KNOWN)
+    if unknown:
+        raise FormatVersionError(
+            f"cache {str(cache)!r} can be read, but to write it a featcache is needed that knows "
+            f"{', '.join(map(repr, unknown))}; upgrade featcache"
+        )
 
 
 def check_not_overwritten(cache: Path, manifest: Manifest) -> None:
@@ -145,8 +156,12 @@ class HeldCache(Held):
         self._manifest, self._seen = manifest, self._stamp()
 
     def write(self, manifest: Manifest, *, keep: bool = False, file: str = NAME) -> Manifest:
-        """Write the manifest as `write_manifest` does, and return it as it stands there."""
-        written = write_manifest(self.path, manifest, keep=keep, file=file)
+        """Write the manifest as `write_manifest` does, and return it as it stands there.
+
+        It tells the sizes of the files that it names.
+        """
+        sized = with_sizes(self.path, manifest)
+        written = write_manifest(self.path, sized, keep=keep, file=file)
         if keep:
             before = {name: each for name, each in self._kept.items() if name == written.previous}
             self._kept = before | {written.name: written}

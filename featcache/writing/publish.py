@@ -38,7 +38,6 @@ from featcache.format.manifest import (
     index_file,
     kept_manifests,
     new_generation_name,
-    with_needed,
 )
 from featcache.format.part import (
     Columns,
@@ -491,6 +490,12 @@ def _of_columns(
         "requires": with_needed(before.requires, adopted),
         "requires_to_write": with_needed(before.requires_to_write, needed),
     }
+
+
+def with_needed(names: Iterable[str], needed: Mapping[str, bool]) -> tuple[str, ...]:
+    """Return `requires_to_write` with the names that are needed now, and without those not so."""
+    now = {name for name, is_needed in needed.items() if is_needed}
+    return tuple(sorted({*names} - {*needed} | now))
 
 
 def _replaced(held: HeldCache, changes: Changes) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ from featcache.format.manifest import (
     set_name,
     write_manifest,
 )
-from featcache.format.part import SEAL, SealedPart, part_directories, remove_part
+from featcache.format.part import SEAL, SealedPart, part_directories, remove_part, with_sizes
 from featcache.interface import Ints
 from featcache.reading.containers import NO_ROOTS, Roots
 from featcache.reading.damage import (
@@ -641,6 +641,7 @@ class _Work:
         lost = any(part.lost for part in generation.parts) or failed is None
         files = {path: each for path, each in after.files.items() if path not in generation.files}
         after = replace(after, previous=None, complete=after.complete and not lost, files=files)
+        after = with_sizes(cache, after)
         return write_manifest(cache, after, file=manifest_file(after.name)).name
 
 

@@ -30,7 +30,6 @@ from featcache.format.manifest import (
     SETS,
     BuildState,
     Manifest,
-    check_writable,
     new_file,
     read_manifest,
     role_of,
@@ -41,7 +40,13 @@ from featcache.reading.verify import container_damage, own_containers, raise_dam
 from featcache.writing.background import close_at_exit, nothing
 from featcache.writing.changes import Changes, find_tombstones, with_changes
 from featcache.writing.compact import UNCHANGED, merge_small
-from featcache.writing.held import HeldCache, held_to_edit, remove_superseded, remove_unnamed
+from featcache.writing.held import (
+    HeldCache,
+    check_writable,
+    held_to_edit,
+    remove_superseded,
+    remove_unnamed,
+)
 from featcache.writing.open_part import Declarations
 from featcache.writing.part_writer import PartWriter
 from featcache.writing.publish import ExpectedIds, publish

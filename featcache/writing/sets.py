@@ -34,7 +34,6 @@ from featcache.format.manifest import (
     SETS,
     Manifest,
     cache_of_set,
-    check_writable,
     read_manifest,
     refuse_other_formats,
     set_name,
@@ -42,7 +41,13 @@ from featcache.format.manifest import (
 )
 from featcache.format.part import committed_builds
 from featcache.reading.generation import Generation
-from featcache.writing.held import README, HeldCache, remove_superseded, write_readme
+from featcache.writing.held import (
+    README,
+    HeldCache,
+    check_writable,
+    remove_superseded,
+    write_readme,
+)
 
 # The directory of a cache: made, or seen to be a cache or empty, before a writer begins.
 

@@ -80,13 +80,20 @@ def digests(data: bytes) -> list[str]:
     return [*found, xxhash.xxh3_64_hexdigest(data[footer:] if footer < len(data) else data)]
 
 
+def sizes(data: bytes) -> str:
+    """Return what a manifest tells of the size of a file, and of its footer."""
+    footer = len(data) - int.from_bytes(data[-8:], "little")
+    return f"{len(data)},{footer if 8 < footer <= len(data) else 0}"
+
+
 def reseal_parents(root: Path, before: bytes, after: bytes, depth: int = 4) -> None:
-    """Name the new digests of a changed file wherever the old ones are named, and so on upwards."""
+    """Name the digests and sizes of a changed file in place of the old ones, and so on upwards."""
     if depth == 0:
         return
     renamed = {
         old.encode(): new.encode() for old, new in zip(digests(before), digests(after), strict=True)
     }
+    renamed[f": [{sizes(before)}]".encode()] = f": [{sizes(after)}]".encode()
     for path in root.rglob("*.json"):
         if path.is_symlink() or not path.is_file():
             continue

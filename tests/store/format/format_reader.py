@@ -164,6 +164,13 @@ class Reader:
             assert {*declared} <= {*DECLARED.split()}
         self.parts = self.manifest["parts"]
         index = (cache / self.manifest["index"]).read_bytes()
+        for path, (size, footer) in self.manifest.get("sizes", {}).items():
+            data = (cache / path).read_bytes()
+            assert len(data) == size
+            if path.endswith(".columns"):
+                assert int.from_bytes(data[-8:], "little") == size - footer
+            else:
+                assert footer == 0
         self.columns = columns_of(index, self.manifest["index_digest"])
         for name in self.columns:
             feature, _, what = name.partition(".")

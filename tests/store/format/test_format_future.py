@@ -248,7 +248,8 @@ def add_column(cache: Path, name: str, values: NDArray[Any]) -> None:
     columns = {**Reader(cache).columns, name: values}
     (cache / manifest.index).unlink()
     digest = save_columns(cache / manifest.index, columns.items())
-    write_manifest(cache, dataclasses.replace(manifest, index_digest=digest), keep=True)
+    after = dataclasses.replace(manifest, index_digest=digest, sizes={})
+    write_manifest(cache, after, keep=True)
 
 
 def refused(cache: Path, pattern: str, *, reads: bool) -> None:
@@ -419,6 +420,7 @@ def test_pages_of_another_size_are_refused(cache: Path) -> None:
 def test_unknown_keys_of_a_seal_are_ignored(cache: Path) -> None:
     (seal,) = cache.glob("parts/*/part.json")
     seal.write_bytes(pack_json(unsealed(seal.read_bytes()) | {"notes": NOTES}))
+    change(cache, sizes={})
     change(
         cache,
         parts=[

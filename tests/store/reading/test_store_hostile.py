@@ -49,6 +49,16 @@ HOSTILE: list[Callable[[dict[str, Any]], object]] = [
     change(("files",), {"../../outside": "0" * 16}),
     change(("files",), {"/dev/zero": "0" * 16}),
     change(("files",), []),
+    change(("sizes",), []),
+    change(("sizes",), {"../../outside": [1, 0]}),
+    change(("sizes",), {"/dev/zero": [1, 0]}),
+    *(
+        change(("sizes", "index-000001-00000000.columns"), size)
+        for size in (7, [], [1], [1, 0, 0], "10", {"1": 0, "0": 1}, [-1, 0], [1.5, 0], [True, 0])
+    ),
+    change(("sizes", "index-000001-00000000.columns"), [10, 11]),
+    change(("sizes", "index-000001-00000000.columns"), [2**63, 0]),
+    lambda content: content["sizes"].update({content["index"]: [2**62, 100]}),
     change(("tags",), {"best": "../../x"}),
     change(("tags",), []),
     change(("requires",), ["something new"]),

@@ -262,7 +262,7 @@ def test_an_utterance_that_is_written_again_has_its_new_annotations(tmp_path: Pa
 
 def test_older_writers_refuse_an_annotated_cache(tmp_path: Path, monkeypatch: Any) -> None:
     make_annotated(tmp_path, range(3))
-    monkeypatch.setattr("featcache.format.manifest.KNOWN", frozenset({"stamps"}))
+    monkeypatch.setattr("featcache.writing.held.KNOWN", frozenset({"stamps"}))
     assert len(featcache.open(tmp_path)) == 3
     with pytest.raises(FormatVersionError, match=r"to write it .* knows 'annotations'"):
         open_writer(tmp_path)
