@@ -22,7 +22,6 @@ from lhotse.utils import fastcopy
 from machine import describe
 
 import featcache
-from featcache.interop.lhotse import to_cuts
 
 ROUNDS = 7
 
@@ -51,7 +50,7 @@ def written(folder: Path, utterances: int) -> tuple[list[Any], list[Any]]:
             array = random.normal(size=(int(random.integers(200, 1500)), 80)).astype(np.float32)
             writer.write(f"u{number}", {"fbank": array})
             hdf5.write(f"u{number}", array)
-    ours = list(to_cuts(featcache.open(folder / "cache"), sample_rate_hz=16_000))
+    ours = list(featcache.open(folder / "cache").to_cuts(sample_rate_hz=16_000))
     stored = {"storage_type": "numpy_hdf5", "storage_path": hdf5.storage_path}
     theirs = [
         fastcopy(cut, features=fastcopy(cut.features, storage_key=cut.id, **stored)) for cut in ours

@@ -1,14 +1,15 @@
-"""Storage formats, codecs, and kinds of stores to adopt by name, found through entry points."""
+"""Formats, codecs, kinds of stores to adopt and toolkits by name, found through entry points."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 from featcache.adoptable import Kind
-from featcache.errors import ConfigError, UnknownNameError, nearest
+from featcache.errors import ConfigError, MissingDependencyError, UnknownNameError, nearest
 from featcache.interface import Backend, Codec
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 BACKENDS = "featcache.backends"
 CODECS = "featcache.codecs"
 ADOPTION = "featcache.adoption"
+TOOLKITS = "featcache.toolkits"
 RAW = "raw"  # the name of no codec: plain bytes
 _OF_BACKENDS = ("codecs", "open_writer")
 _OF_KINDS = ("name", "recognises", "index")
@@ -88,6 +90,21 @@ def get_kind(name: str) -> Kind:
     return cast(Kind, _loaded(ADOPTION, "kind of store", name, _OF_KINDS))
 
 
+def get_toolkit(name: str) -> Callable[..., object]:
+    """Return the function that hands a table to another toolkit, by the name of the table's method.
+
+    Raises `ConfigError` if featcache's own are not installed, `MissingDependencyError` without the
+    toolkit.
+    """
+    if name not in _entries(TOOLKITS):
+        raise ConfigError(
+            f"featcache's installed metadata has no {name!r} under {TOOLKITS!r}: it is that of an "
+            "earlier version, or of none; install featcache again, in a checkout by: "
+            "pip install -e ."
+        )
+    return cast(Callable[..., object], _loaded(TOOLKITS, "toolkit", name, ("__call__",)))
+
+
 def _load(group: str, kind: str, name: str, needed: tuple[str, ...]) -> type:
     loaded = _loaded(group, kind, name, needed)
     if not isinstance(loaded, type) or not dataclasses.is_dataclass(loaded):
@@ -121,6 +138,8 @@ def _loaded_on(
         )
     try:
         loaded: object = entries[name][0].load()
+    except MissingDependencyError:
+        raise
     except Exception as error:  # whatever the package of a stranger raises
         raise ConfigError(
             f"{kind} {name!r} is registered as {targets[0]!r}, which does not load: "

@@ -130,3 +130,21 @@ except MissingDependencyError as error:
 """
     said = run_without(library, program)
     assert f"pip install 'featcache[{extra}]'" in said
+
+
+def test_a_table_that_goes_to_a_toolkit_says_what_to_install(tmp_path: Path) -> None:
+    program = f"""
+import numpy as np
+with featcache.CacheWriter({str(tmp_path)!r}, [featcache.FeatureStorageConfig("f")]) as writer:
+    writer.write("a", {{"f": np.ones((1, 1))}})
+cache = featcache.open({str(tmp_path)!r})
+for call in ("to_cuts(sample_rate_hz=1)", "to_features(sample_rate_hz=1)", "to_hf_dataset()"):
+    try:
+        eval(f"cache.{{call}}")
+    except MissingDependencyError as error:
+        print(error)
+"""
+    said = run_without("datasets,lhotse", program).splitlines()
+    assert len(said) == 3
+    for extra, line in zip(("lhotse", "lhotse", "huggingface"), said, strict=True):
+        assert f"pip install 'featcache[{extra}]'" in line

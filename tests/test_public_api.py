@@ -143,7 +143,6 @@ def test_the_page_on_what_stays_has_the_public_names() -> None:
     assert told.keys() == {
         "featcache.inspect",
         "featcache.interop.hf_dataset",
-        "featcache.interop.kaldi",
         "featcache.interop.lhotse",
         "featcache.registry",
     }

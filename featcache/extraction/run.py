@@ -47,7 +47,7 @@ from featcache.reading.reader import FeatureReader
 from featcache.samplers.batches import Batches
 from featcache.samplers.epoch import connected_rank
 from featcache.store import Cache
-from featcache.tables.table import HasTable
+from featcache.tables.numbering import HasTable
 from featcache.writing.part_writer import PartWriter
 
 if TYPE_CHECKING:

@@ -103,32 +103,7 @@ with warnings.catch_warnings():
 def to_hf_dataset(
     table: FeatureTable, features: str | Sequence[str] | None = None, *, length: str | None = None
 ) -> datasets.Dataset:
-    """Return a HuggingFace data set of a table: a row for each utterance, its features by name.
-
-    Columns are "id", the annotations, "length", and one for each feature, read from the cache when
-    a row is asked for, in any format and in workers. `select`, `shuffle`, `filter` and
-    `save_to_disk` go by names, and copy no array; whoever loads what was saved has the caches at
-    the same paths, and imports this module first. `map` and `filter` with `input_columns=` read no
-    other column; a function of `map` that reads a feature makes it a column of arrays, unless
-    `remove_columns=` names it.
-
-    Args:
-        table: a cache, or a view, joined or concatenated ones; no segments.
-        features: names of features; None: all.
-        length: the feature whose frames are counted in the column "length", which the Trainer's
-            `train_sampling_strategy="group_by_length"` goes by; None: the first one with frames.
-
-    Raises `ConfigError` for an annotation "length" beside features with frames, and for a table
-    whose rows are no utterances of its caches.
-
-    >>> import featcache, numpy as np, tempfile
-    >>> path = tempfile.mkdtemp()
-    >>> with featcache.CacheWriter(path, [featcache.FeatureStorageConfig("fbank")]) as writer:
-    ...     writer.write("u1", {"fbank": np.ones((5, 3))}, annotations={"text": "one"})
-    >>> dataset = to_hf_dataset(featcache.open(path))
-    >>> dataset[0]["text"], dataset[0]["length"], dataset[0]["fbank"].shape
-    ('one', 5, (5, 3))
-    """
+    """Return a HuggingFace data set, as `FeatureTable.to_hf_dataset` describes it."""
     names = [features] if isinstance(features, str) else [*(features or table.features)]
     counted = length or next(filter(table.has_frames, names), None)
     columns: dict[str, Any] = {"id": list(table)}

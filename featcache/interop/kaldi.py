@@ -40,31 +40,7 @@ _INT32 = np.iinfo(np.int32)
 def to_kaldi(
     table: FeatureTable, directory: str | os.PathLike[str], *, feature: str | None = None
 ) -> None:
-    """Write a feature of a table as a data directory of Kaldi, which ESPnet reads, too.
-
-    `feats.ark`, `feats.scp`, `utt2num_frames`, `feats_shape`; `cmvn.ark` and `feats_stats.npz`
-    where statistics were collected; and `text`, `utt2spk`, `spk2utt`, `utt2dur`, `utt2lang` of the
-    annotations text, speaker, duration, language, whose utterances without a value are left out of
-    the file. Values are written as float32, float64 as such, both without loss; integers without
-    dims as int32. The directory appears whole or not at all.
-
-    Args:
-        table: a cache, or any table. Whatever `featcache.adopt` takes goes as well, once adopted.
-        directory: a new or an empty one. `feats.scp` names its absolute path.
-        feature: its name; None: the only one.
-
-    Raises `ConfigError` for a directory that holds something, and where `feature` has to be named;
-    `FeatureError` for what Kaldi's formats cannot hold: more than one dimension a frame, integers
-    beyond int32, no frames, ids or speakers with white space, texts of several lines.
-
-    >>> import featcache, tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> with featcache.CacheWriter(folder / "cache", [featcache.FeatureStorageConfig("f")]) as w:
-    ...     w.write("u1", {"f": np.ones((5, 3))})
-    >>> to_kaldi(featcache.open(folder / "cache"), folder / "data")
-    >>> (folder / "data" / "feats_shape").read_text()
-    'u1 5,3\\n'
-    """
+    """Write a data directory of Kaldi, as `FeatureTable.to_kaldi` describes it."""
     if feature is None:
         if len(table.features) != 1:
             raise ConfigError(f"feature= names one of {', '.join(map(repr, table.features))}")

@@ -10,17 +10,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import lhotse
-from lhotse.utils import compute_num_frames
-
-from featcache.errors import ConfigError, FeatureError
+from featcache.errors import ConfigError, FeatureError, MissingDependencyError
 from featcache.format.manifest import ADOPTED
 from featcache.interop.in_caches import caches_of_rows
-from featcache.interop.lhotse_storage import STORAGE
-from featcache.interop.lhotse_storage import FeatcacheReader as FeatcacheReader
-from featcache.interop.lhotse_storage import FeatcacheWriter as FeatcacheWriter
 from featcache.store import Cache
 from featcache.tables.table import FeatureTable
+
+try:
+    import lhotse
+    from lhotse.utils import compute_num_frames
+
+    from featcache.interop.lhotse_storage import STORAGE
+    from featcache.interop.lhotse_storage import FeatcacheReader as FeatcacheReader
+    from featcache.interop.lhotse_storage import FeatcacheWriter as FeatcacheWriter
+except ImportError as error:
+    raise MissingDependencyError(
+        f"lhotse's cuts need 'lhotse'; {error}; try: pip install 'featcache[lhotse]'"
+    ) from error
 
 # by backend and codec, lhotse's name of what they write
 _NATIVE = {
@@ -53,23 +59,7 @@ class _Place(NamedTuple):
 def to_features(
     table: FeatureTable, *, sample_rate_hz: int, feature: str | None = None, native: bool = False
 ) -> lhotse.FeatureSet:
-    """Return lhotse's manifest of a feature: what lies in caches is read there by lhotse.
-
-    Args:
-        table: a cache, or a view, joined or concatenated ones; no segments.
-        sample_rate_hz: the rate of the recordings, which lhotse counts frames by.
-        feature: its name, None: the only one. It has frames of one dimension, and `frame_s`.
-        native: names the files of the backends `hdf5` (as `numpy_hdf5` or `lilcom_hdf5`) and
-            `lilcom` (as `lilcom_chunky`), which lhotse reads without featcache, a few times slower.
-            Such a manifest holds until the cache is written or edited again.
-
-    The recording of each utterance has the id of the utterance, starts with its features, and is
-    as long as the annotation "duration" says, if this makes as many frames by lhotse's rules, else
-    as its frames.
-
-    Raises `ConfigError` for a feature that is no such, for a `native` one of another backend, and
-    for a table whose rows are no utterances of its caches.
-    """
+    """Return lhotse's manifest of a feature, as `FeatureTable.to_features` describes it."""
     stored = _main(table, feature, native)
     return lhotse.FeatureSet.from_features(_manifests(table, stored, sample_rate_hz))
 
@@ -77,23 +67,7 @@ def to_features(
 def to_cuts(
     table: FeatureTable, *, sample_rate_hz: int, feature: str | None = None, native: bool = False
 ) -> lhotse.CutSet:
-    """Return a cut for each utterance: its features, and a supervision of its annotations.
-
-    Cuts have no recording. The annotations text, speaker, language and gender are fields of
-    one supervision as long as the cut; all other annotations, and all other features, are in
-    `custom`: those with `frame_s` as `TemporalArray`, the others as `Array`.
-
-    Arguments and errors are those of `to_features`. The cuts are objects in memory, as lhotse has
-    them; `cuts.to_file("cuts.jsonl.gz")` saves them, with the path of the cache.
-
-    >>> import tempfile, featcache, numpy as np
-    >>> path = tempfile.mkdtemp()
-    >>> with featcache.CacheWriter(path, [featcache.FeatureStorageConfig("f", frame_s=0.01)]) as w:
-    ...     w.write("utt-1", {"f": np.zeros((100, 80))}, annotations={"text": "one two"})
-    >>> (cut,) = to_cuts(featcache.open(path), sample_rate_hz=16000)
-    >>> cut.load_features().shape, cut.supervisions[0].text, cut.duration
-    ((100, 80), 'one two', 1.0)
-    """
+    """Return a cut for each utterance, as `FeatureTable.to_cuts` describes it."""
     main = _main(table, feature, native)
     others = [_stored(table, name, native) for name in table.features if name != main.name]
     columns = {name: list(table.annotation(name)) for name in table.annotations}
@@ -257,7 +231,7 @@ class CutBatches:
     >>> path = tempfile.mkdtemp()
     >>> with featcache.CacheWriter(path, [featcache.FeatureStorageConfig("f", frame_s=0.01)]) as w:
     ...     for id in "abc": w.write(id, {"f": np.zeros((100, 80))})
-    >>> cuts = to_cuts(featcache.open(path), sample_rate_hz=16000)
+    >>> cuts = featcache.open(path).to_cuts(sample_rate_hz=16000)
     >>> batches = CutBatches(SimpleCutSampler(cuts, max_duration=2.0))
     >>> loader = featcache.FeatureLoader(path, batch_sampler=batches)
     >>> [batch["id"] for batch in loader]

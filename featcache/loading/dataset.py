@@ -22,7 +22,8 @@ from featcache.loading.layouts import Batch, Jagged, Layout, Packed, layout_of, 
 from featcache.loading.memory import Allocate, Shape, fresh, worker_memory
 from featcache.reading.feature_arrays import memory_for
 from featcache.reading.opening import CachePath
-from featcache.tables.table import FeatureTable, Numbering, require_rows_of, within_table
+from featcache.tables.numbering import Numbering, require_rows_of, within_table
+from featcache.tables.table import FeatureTable
 from featcache.tables.times import Seconds, frames_of
 
 # Indices of items: a row or an id, and the frames or seconds of it where not all is wanted.

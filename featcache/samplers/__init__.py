@@ -9,4 +9,4 @@ from featcache.samplers.epoch import resolve_rank as resolve_rank
 from featcache.samplers.lengths import LengthsLike as LengthsLike
 from featcache.samplers.packed import PackedBatchSampler as PackedBatchSampler
 from featcache.samplers.shuffled import ShuffledBatchSampler as ShuffledBatchSampler
-from featcache.tables.table import Numbering as Numbering
+from featcache.tables.numbering import Numbering as Numbering

@@ -11,8 +11,9 @@ from numpy.typing import ArrayLike
 from featcache.format.columns import ends_of
 from featcache.interface import Ints
 from featcache.tables.mixes import MixOrder
+from featcache.tables.numbering import BatchOf, Numbering
 from featcache.tables.order import Order
-from featcache.tables.table import BatchOf, Numbering, RowOrder
+from featcache.tables.table import RowOrder
 
 
 class ShareOut(Protocol):

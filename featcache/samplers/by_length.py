@@ -25,8 +25,8 @@ from featcache.samplers.windows import (
     spare_batches,
     windows_of,
 )
+from featcache.tables.numbering import Numbering
 from featcache.tables.order import drawn
-from featcache.tables.table import Numbering
 
 
 class SamplerByLength(EpochSampler):

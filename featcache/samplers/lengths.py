@@ -17,16 +17,15 @@ from featcache.interface import Ints
 from featcache.reading.opening import CachePath
 from featcache.samplers.batches import Batches
 from featcache.samplers.windows import MOST_AT_ONCE, Without
-from featcache.tables.order import Order, drawn
-from featcache.tables.table import (
-    FeatureTable,
+from featcache.tables.numbering import (
     HasSome,
     HasTable,
     Numbering,
-    RowOrder,
     column_digest,
     within_table,
 )
+from featcache.tables.order import Order, drawn
+from featcache.tables.table import FeatureTable, RowOrder
 
 TOO_LONG = ("raise", "skip")
 LengthsLike = ArrayLike | Sequence[ArrayLike] | CachePath | FeatureTable | HasTable | HasSome

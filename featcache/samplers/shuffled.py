@@ -13,8 +13,9 @@ from featcache.format.columns import ends_of
 from featcache.format.files import digest
 from featcache.samplers.batches import Batches
 from featcache.samplers.epoch import EpochSampler, State, shuffled_in_groups
+from featcache.tables.numbering import Numbering
 from featcache.tables.order import Order, drawn
-from featcache.tables.table import FeatureTable, Numbering
+from featcache.tables.table import FeatureTable
 
 # `ShuffledBatchSampler`: batches that were made before, in another order each epoch.
 

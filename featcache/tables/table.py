@@ -6,19 +6,17 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
-from featcache._cached import cached_property
 from featcache._checks import directory, listed_ids
 from featcache.declaration import FEW_FRAMES
 from featcache.errors import CacheError, ConfigError
 from featcache.format.annotation_columns import Column
-from featcache.format.files import digest
 from featcache.interface import Bytes, Ints
 from featcache.reading.opening import CachePath, Expectation, check_complete, open_generation
+from featcache.registry import get_toolkit
 from featcache.stats import FeatureStats
 from featcache.tables.columns import (
     Columns,
@@ -45,14 +43,14 @@ from featcache.tables.shown import shortened, table_html, view_line
 from featcache.tables.times import Align, Alignment
 
 if TYPE_CHECKING:
+    import datasets
+    import lhotse
     import pandas
     import pyarrow
     from matplotlib.axes import Axes
 
     from featcache.tables.mixes import MixPlan
 
-
-# The utterances of one or several caches, or some of them, as numbered rows.
 
 MOST_COMPLETED = 1000  # ids that are offered where one types a key
 _log = logging.getLogger("featcache")
@@ -454,6 +452,112 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         """Return a `pandas.DataFrame` of ids, frames of the features and annotations."""
         return data_frame(self.table)
 
+    def to_features(
+        self, *, sample_rate_hz: int, feature: str | None = None, native: bool = False
+    ) -> lhotse.FeatureSet:
+        """Return lhotse's manifest of a feature: what lies in caches is read there by lhotse.
+
+        The recording of each utterance has the id of the utterance, starts with its features, and
+        is as long as the annotation "duration" says, if this makes as many frames by lhotse's
+        rules, else as its frames.
+
+        Args:
+            sample_rate_hz: the rate of the recordings, which lhotse counts frames by.
+            feature: its name, None: the only one. It has frames of one dimension, and `frame_s`.
+            native: names the files of the backends `hdf5` (as `numpy_hdf5` or `lilcom_hdf5`) and
+                `lilcom` (as `lilcom_chunky`), which lhotse reads without featcache, a few times
+                slower. Such a manifest holds until the cache is written or edited again.
+
+        Raises `ConfigError` for a feature that is no such, for a `native` one of another backend,
+        and for segments, which lhotse cuts itself; `MissingDependencyError` without lhotse.
+
+        >>> cache.to_features(sample_rate_hz=16000).to_file("feats.jsonl.gz")  # doctest: +SKIP
+        """
+        to_features = get_toolkit("to_features")
+        return to_features(
+            self.table, sample_rate_hz=sample_rate_hz, feature=feature, native=native
+        )
+
+    def to_cuts(
+        self, *, sample_rate_hz: int, feature: str | None = None, native: bool = False
+    ) -> lhotse.CutSet:
+        """Return a lhotse cut for each utterance: its features, a supervision of its annotations.
+
+        Cuts have no recording. The annotations text, speaker, language and gender are fields of one
+        supervision as long as the cut; all other annotations, and all other features, are in
+        `custom`: those with `frame_s` as `TemporalArray`, the others as `Array`. The cuts are
+        objects in memory, as lhotse has them; `cuts.to_file("cuts.jsonl.gz")` saves them, with the
+        path of the cache. Arguments and errors are those of `to_features`.
+
+        >>> import featcache, numpy as np, tempfile
+        >>> path, declared = tempfile.mkdtemp(), featcache.FeatureStorageConfig("f", frame_s=0.01)
+        >>> with featcache.CacheWriter(path, [declared]) as writer:
+        ...     for id in "ab":
+        ...         writer.write(id, {"f": np.zeros((100, 80))}, annotations={"speaker": id})
+        >>> (cut,) = featcache.open(path).filter(speaker="b").to_cuts(sample_rate_hz=16000)
+        >>> cut.load_features().shape, cut.supervisions[0].speaker, cut.duration
+        ((100, 80), 'b', 1.0)
+        """
+        to_cuts = get_toolkit("to_cuts")
+        return to_cuts(self.table, sample_rate_hz=sample_rate_hz, feature=feature, native=native)
+
+    def to_hf_dataset(
+        self, features: str | Sequence[str] | None = None, *, length: str | None = None
+    ) -> datasets.Dataset:
+        """Return a HuggingFace data set: a row for each utterance, its features by name.
+
+        Columns are "id", the annotations, "length", and one for each feature, read from the cache
+        when a row is asked for, in any format and in workers. `select`, `shuffle`, `filter` and
+        `save_to_disk` go by names, and copy no array; whoever loads what was saved has the caches
+        at the same paths, and imports `featcache.interop.hf_dataset` first. `map` and `filter` with
+        `input_columns=` read no other column; a function of `map` that reads a feature makes it a
+        column of arrays, unless `remove_columns=` names it.
+
+        Args:
+            features: names of features; None: all.
+            length: the feature whose frames are counted in the column "length", which the Trainer's
+                `train_sampling_strategy="group_by_length"` goes by; None: the first with frames.
+
+        Raises `ConfigError` for an annotation "length" beside features with frames, and for
+        segments; `MissingDependencyError` without datasets.
+
+        >>> import featcache, numpy as np, tempfile
+        >>> path = tempfile.mkdtemp()
+        >>> with featcache.CacheWriter(path, [featcache.FeatureStorageConfig("fbank")]) as writer:
+        ...     writer.write("u1", {"fbank": np.ones((5, 3))}, annotations={"text": "one"})
+        >>> dataset = featcache.open(path).to_hf_dataset()
+        >>> dataset[0]["text"], dataset[0]["length"], dataset[0]["fbank"].shape
+        ('one', 5, (5, 3))
+        """
+        return get_toolkit("to_hf_dataset")(self.table, features, length=length)
+
+    def to_kaldi(self, directory: str | os.PathLike[str], *, feature: str | None = None) -> None:
+        """Write a feature as a data directory of Kaldi, which ESPnet reads, too.
+
+        `feats.ark`, `feats.scp`, `utt2num_frames`, `feats_shape`; `cmvn.ark` and `feats_stats.npz`
+        where statistics were collected; and `text`, `utt2spk`, `spk2utt`, `utt2dur`, `utt2lang` of
+        the annotations text, speaker, duration, language, whose utterances without a value are left
+        out of the file. Values are written as float32, float64 as such, both without loss; integers
+        without dims as int32. The directory appears whole or not at all.
+
+        Args:
+            directory: a new or an empty one. `feats.scp` names its absolute path.
+            feature: its name; None: the only one.
+
+        Raises `ConfigError` for a directory that holds something, and where `feature` has to be
+        named; `FeatureError` for what Kaldi's formats cannot hold: more than one dimension a frame,
+        integers beyond int32, no frames, ids or speakers with white space, texts of several lines.
+
+        >>> import featcache, numpy as np, tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> with featcache.CacheWriter(folder / "f", [featcache.FeatureStorageConfig("f")]) as w:
+        ...     w.write("u1", {"f": np.ones((5, 3))})
+        >>> featcache.open(folder / "f").to_kaldi(folder / "data")
+        >>> (folder / "data" / "feats_shape").read_text()
+        'u1 5,3\\n'
+        """
+        get_toolkit("to_kaldi")(self.table, directory, feature=feature)
+
     @property
     def digest(self) -> str:
         """A digest of the ids in their order: of those below, and of what was made of them."""
@@ -470,130 +574,3 @@ def _trail(table: FeatureTable, made: str) -> str:
 
 def _tell_nothing(table: FeatureTable, what: str, advice: str) -> None:
     _log.warning("%s nothing of %r: the view is empty; %s", what, table, advice)
-
-
-# Data sets over the rows of a table: the table of each, whoever made it smaller.
-
-
-@runtime_checkable
-class HasTable(Protocol):
-    """A data set over the rows of a table, as `FeatureDataset` is."""
-
-    @property
-    def table(self) -> FeatureTable:
-        """The rows that it reads."""
-
-    @property
-    def features(self) -> Sequence[str]:
-        """Names of the features that it reads."""
-
-
-@runtime_checkable
-class HasSome(Protocol):
-    """Some items of a data set, as torch's `Subset` and what its `random_split` gives."""
-
-    @property
-    def dataset(self) -> object:
-        """The data set that they are of."""
-
-    @property
-    def indices(self) -> Sequence[int]:
-        """Their places in it."""
-
-
-def within_table(dataset: object) -> tuple[HasTable, FeatureTable] | None:
-    """Return the data set over a table that this one is or is made of, and the view that it is.
-
-    None for other data sets.
-    """
-    if isinstance(dataset, FeatureTable | HasTable):
-        return dataset, dataset.table
-    found = within_table(dataset.dataset) if isinstance(dataset, HasSome) else None
-    if found is None:
-        return None
-    return found[0], found[1].select(cast(HasSome, dataset).indices)
-
-
-# Row numbers that know which utterances they count: none is taken for a row of other data.
-
-K = TypeVar("K")
-
-
-class Numbering:
-    """The utterances that row numbers count: rows of a table, or of arrays of lengths alone."""
-
-    def __init__(
-        self, count: int, table: FeatureTable | None = None, lengths: Sequence[Ints] = ()
-    ) -> None:
-        self._count = count
-        self._lengths = lengths
-        self.table = table
-
-    @cached_property
-    def proof(self) -> tuple[object, ...]:
-        """Digests of what is counted: whether it is a table, how many, and what of."""
-        if self.table is not None:
-            return True, len(self.table), self.table.digest
-        return False, self._count, *map(column_digest, self._lengths)
-
-    @classmethod
-    def of_proof(cls, proof: tuple[object, ...]) -> Numbering:
-        """Return a numbering of which nothing but its proof is known, as in another process."""
-        numbering = cls(0)
-        numbering.proof = proof
-        return numbering
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Numbering.of_proof, (self.proof,)
-
-
-class BatchOf(list[K]):
-    """Row numbers or ids of a batch: a list that also says what its numbers count, and its draw.
-
-    Attributes:
-        numbering: the utterances that row numbers count, where that is known.
-        draw: seed and epoch of the sampler, where it has them: what is random for the utterances of
-            the batch is drawn of these, in whatever process.
-    """
-
-    __slots__ = ("draw", "numbering")
-
-    def __init__(
-        self, keys: Iterable[K], numbering: Numbering | None, draw: tuple[int, int] | None
-    ) -> None:
-        super().__init__(keys)
-        self.numbering = numbering
-        self.draw = draw
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return BatchOf, (list(self), self.numbering, self.draw)
-
-
-def require_rows_of(table: FeatureTable, numbering: Numbering) -> None:
-    """Raise `ConfigError` unless the numbers are proved to be rows of this table.
-
-    Lengths alone prove it where they are those of all its rows, in their order.
-    """
-    if numbering.table is not None and numbering.table.selection is table.selection:
-        return
-    of_table, count, *digests = numbering.proof
-    if of_table:
-        if digests != [table.digest]:
-            raise ConfigError(
-                f"the batch sampler numbers {count} utterances of a cache, which are not those of "
-                f"{table!r}: give both the same caches, opened once, as one may grow in between"
-            )
-        return
-    names = [name for name in table.features if table.has_frames(name)]
-    columns = {column_digest(table.lengths(name)) for name in names}
-    if count != len(table) or not columns.issuperset(digests):
-        raise ConfigError(
-            f"the batch sampler numbers the {count} utterances of a list of lengths, and nothing "
-            f"tells that these are the rows of {table!r} in their order: make the sampler from the "
-            "cache, or have it name its utterances: BucketBatchSampler(lengths, ids=[...])"
-        )
-
-
-def column_digest(column: Ints) -> str:
-    """Return a digest of lengths."""
-    return digest(np.ascontiguousarray(column, np.int64).data)

@@ -13,7 +13,6 @@ import torch
 from collect_stats_helpers import Provider, collect, id_of, speech_of
 
 import featcache
-from featcache.interop.kaldi import to_kaldi
 
 pytest.importorskip(
     "espnet2", reason="ESPnet is not installed: pip install --no-deps espnet typeguard"
@@ -51,7 +50,7 @@ def test_it_reads_the_statistics_and_shapes_of_a_kaldi_export(tmp_path: Path) ->
         for id, array in frames.items():
             writer.write(id, {"fbank": array})
     cache = featcache.open(tmp_path / "cache")
-    to_kaldi(cache, tmp_path / "data")
+    cache.to_kaldi(tmp_path / "data")
     normalise = global_mvn.GlobalMVN(tmp_path / "data" / "feats_stats.npz")
     # Kaldi's statistics, for which it takes a `.npy`
     cmvn = pytest.importorskip("kaldiio").load_mat(str(tmp_path / "data" / "cmvn.ark"))

@@ -15,7 +15,7 @@ from featcache import FeatureStorageConfig
 from featcache.errors import ConfigError, FeatureError
 
 datasets: Any = pytest.importorskip("datasets")
-from featcache.interop.hf_dataset import CachedArray, from_hf_dataset, to_hf_dataset  # noqa: E402
+from featcache.interop.hf_dataset import CachedArray, from_hf_dataset  # noqa: E402
 
 COUNT = 16
 
@@ -48,20 +48,20 @@ def assert_rows(dataset: Any, cache: featcache.Cache) -> None:
 
 
 def test_rows_have_ids_annotations_lengths_and_features(cache: featcache.Cache) -> None:
-    dataset = to_hf_dataset(cache)
+    dataset = cache.to_hf_dataset()
     assert dataset.column_names == ["id", "label", "text", "length", *cache.features]
     assert list(dataset["id"]) == list(cache)
     assert list(dataset["length"]) == cache.lengths("fbank").tolist()
     assert list(dataset["text"]) == list(cache.annotation("text"))
     assert_rows(dataset, cache)
-    assert list(to_hf_dataset(cache, "units")["length"]) == cache.lengths("units").tolist()
-    assert "length" not in to_hf_dataset(cache, ["xvector"]).column_names
+    assert list(cache.to_hf_dataset("units")["length"]) == cache.lengths("units").tolist()
+    assert "length" not in cache.to_hf_dataset(["xvector"]).column_names
 
 
 def test_formats_views_and_changes_read_the_arrays_of_their_rows(
     cache: featcache.Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = to_hf_dataset(cache.filter(lambda row: row["label"] == 1))
+    dataset = cache.filter(lambda row: row["label"] == 1).to_hf_dataset()
     assert list(dataset["label"]) == [1] * len(dataset)
     assert_rows(dataset.shuffle(seed=1).select(range(3)), cache)
     rows = dataset.with_format("torch")[:2]
@@ -81,7 +81,7 @@ def test_formats_views_and_changes_read_the_arrays_of_their_rows(
 def test_workers_pickles_and_saved_data_sets_name_the_arrays(
     cache: featcache.Cache, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    dataset = to_hf_dataset(cache, ["fbank", "units"])
+    dataset = cache.to_hf_dataset(["fbank", "units"])
     assert_rows(pickle.loads(pickle.dumps(dataset)), cache)  # noqa: S301
     dataset.save_to_disk(tmp_path / "saved")
     size = sum(file.stat().st_size for file in (tmp_path / "saved").rglob("*"))
@@ -101,7 +101,7 @@ def test_joined_and_concatenated_tables_name_the_cache_of_each_row(tmp_path: Pat
         with featcache.CacheWriter(tmp_path / str(number), [FeatureStorageConfig("f")]) as writer:
             writer.write(f"u{number}", {"f": np.full((2, 3), number)})
         tables.append(featcache.open(tmp_path / str(number)))
-    dataset = to_hf_dataset(featcache.concat(*tables))
+    dataset = featcache.concat(*tables).to_hf_dataset()
     assert [row["f"].max() for row in dataset] == [0, 1]
     again = datasets.concatenate_datasets([dataset, dataset])
     assert [row["f"].max() for row in again] == [0, 1, 0, 1]
@@ -113,10 +113,10 @@ def test_what_a_data_set_of_names_cannot_do_is_refused(cache: featcache.Cache) -
             {"fbank": [[1.0]]}, datasets.Features({"fbank": CachedArray("fbank")})
         )
     with pytest.raises(ConfigError, match="no utterance of"):
-        to_hf_dataset(cache.segments(featcache.Windows(0.02, hop_s=0.02)))
+        cache.segments(featcache.Windows(0.02, hop_s=0.02)).to_hf_dataset()
     cache.annotate({"u00": {"length": 3}})
     with pytest.raises(ConfigError, match="annotation 'length'"):
-        to_hf_dataset(cache)
+        cache.to_hf_dataset()
 
 
 class Model(torch.nn.Module):
@@ -156,7 +156,7 @@ def test_the_trainer_groups_by_length(cache: featcache.Cache, tmp_path: Path) ->
         save_strategy="no",
         disable_tqdm=True,
     )
-    model, dataset = Model(), to_hf_dataset(cache, "fbank")
+    model, dataset = Model(), cache.to_hf_dataset("fbank")
     transformers.Trainer(
         model,
         arguments,
@@ -204,7 +204,7 @@ def test_a_data_set_with_arrays_becomes_a_cache_and_back(
         np.testing.assert_array_equal(made.read(id, "fbank"), cache.read(id, "fbank"))
         np.testing.assert_array_equal(made.read(id, "units"), cache.read(id, "units"))
         assert made.read(id, "fixed").tolist() == [[number] * 3] * 2
-    assert_rows(to_hf_dataset(made), made)
+    assert_rows(made.to_hf_dataset(), made)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 
 import featcache
 from featcache.errors import ConfigError, FeatureError
-from featcache.interop.kaldi import to_kaldi
 
 kaldiio: Any = pytest.importorskip("kaldiio")
 
@@ -34,7 +33,7 @@ def test_kaldis_readers_get_the_same_bits(
     tmp_path: Path, dtype: str, dims: tuple[int, ...]
 ) -> None:
     cache = written(tmp_path / "cache", dtype, dims)
-    to_kaldi(cache, tmp_path / "data")
+    cache.to_kaldi(tmp_path / "data")
     scp = (tmp_path / "data" / "feats.scp").read_text()
     ids = [line.split()[0] for line in scp.splitlines()]
     assert ids == ["B-3", "a-1", "b-2", "é-1"]  # the order of bytes
@@ -53,7 +52,7 @@ def test_kaldis_readers_get_the_same_bits(
 def test_kaldi_itself_reads_them(tmp_path: Path, dtype: str, dims: tuple[int, ...]) -> None:
     native: Any = pytest.importorskip("kaldi_native_io")
     cache = written(tmp_path / "cache", dtype, dims)
-    to_kaldi(cache, tmp_path / "data")
+    cache.to_kaldi(tmp_path / "data")
     kind = {"float32": "Float", "float64": "Double"}[dtype] + ("Matrix" if dims else "Vector")
     with getattr(native, f"RandomAccess{kind}Reader")(f"scp:{tmp_path}/data/feats.scp") as reader:
         for id in cache:
@@ -65,14 +64,14 @@ def test_kaldi_itself_reads_them(tmp_path: Path, dtype: str, dims: tuple[int, ..
 
 def test_integers_are_vectors_of_int32(tmp_path: Path) -> None:
     cache = written(tmp_path / "cache", "uint16", ())
-    to_kaldi(cache, tmp_path / "data")
+    cache.to_kaldi(tmp_path / "data")
     for id, array in kaldiio.load_scp(str(tmp_path / "data" / "feats.scp")).items():
         np.testing.assert_array_equal(array, cache.read(id, "f"))
     assert not (tmp_path / "data" / "feats_stats.npz").exists()
 
 
 def test_tables_and_shapes_are_those_of_kaldi_and_espnet(tmp_path: Path) -> None:
-    to_kaldi(written(tmp_path / "cache", "float16", (5,)), tmp_path / "data")
+    written(tmp_path / "cache", "float16", (5,)).to_kaldi(tmp_path / "data")
     files = {
         path.name: path.read_text().splitlines()
         for path in (tmp_path / "data").iterdir()
@@ -90,7 +89,7 @@ def test_tables_and_shapes_are_those_of_kaldi_and_espnet(tmp_path: Path) -> None
 
 def test_statistics_are_those_of_kaldi_and_espnet(tmp_path: Path) -> None:
     cache = written(tmp_path / "cache", "float32", (5,))
-    to_kaldi(cache.filter(lambda row: row["id"] != "a-1"), tmp_path / "data")
+    cache.filter(lambda row: row["id"] != "a-1").to_kaldi(tmp_path / "data")
     frames = np.concatenate([cache.read(id, "f") for id in ("b-2", "é-1", "B-3")]).astype(float)
     sums, squares = frames.sum(0), np.square(frames).sum(0)
     cmvn = kaldiio.load_mat(str(tmp_path / "data" / "cmvn.ark"))
@@ -103,7 +102,7 @@ def test_statistics_are_those_of_kaldi_and_espnet(tmp_path: Path) -> None:
 
 def test_it_comes_back_by_adopting(tmp_path: Path) -> None:
     cache = written(tmp_path / "cache", "float32", (5,))
-    to_kaldi(cache, tmp_path / "data")
+    cache.to_kaldi(tmp_path / "data")
     again = featcache.adopt(tmp_path / "data", tmp_path / "again")
     for id in cache:
         np.testing.assert_array_equal(again.read(id, "feats"), cache.read(id, "f"))
@@ -114,7 +113,7 @@ def test_arrays_without_frames_are_vectors(tmp_path: Path) -> None:
     declared = [featcache.FeatureStorageConfig("xvector", time_axis=None)]
     with featcache.CacheWriter(tmp_path / "cache", declared) as writer:
         writer.write("u", {"xvector": np.arange(7.0)})
-    to_kaldi(featcache.open(tmp_path / "cache"), tmp_path / "data")
+    featcache.open(tmp_path / "cache").to_kaldi(tmp_path / "data")
     (found,) = kaldiio.load_scp(str(tmp_path / "data" / "feats.scp")).values()
     assert found.tolist() == list(range(7))
     assert (tmp_path / "data" / "feats_shape").read_text() == "u 7\n"
@@ -125,7 +124,7 @@ def refused(path: Path, array: Any, dtype: str = "float32", id: str = "u", text:
     declared = [featcache.FeatureStorageConfig("f", dtype=dtype)]
     with featcache.CacheWriter(path / "cache", declared) as writer:
         writer.write(id, {"f": array}, annotations={"text": text})
-    to_kaldi(featcache.open(path / "cache"), path / "data")
+    featcache.open(path / "cache").to_kaldi(path / "data")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +149,7 @@ def test_what_kaldi_cannot_hold_is_refused_and_leaves_nothing(
 def test_a_directory_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     cache = written(tmp_path / "cache", "float32", (5,))
     with pytest.raises(ConfigError, match="not empty"):
-        to_kaldi(cache, tmp_path)
+        cache.to_kaldi(tmp_path)
 
 
 def test_espnets_global_mvn_reads_the_statistics(tmp_path: Path) -> None:
@@ -159,7 +158,7 @@ def test_espnets_global_mvn_reads_the_statistics(tmp_path: Path) -> None:
     except ImportError:
         pytest.skip("espnet is not installed")
     cache = written(tmp_path / "cache", "float32", (5,))
-    to_kaldi(cache, tmp_path / "data")
+    cache.to_kaldi(tmp_path / "data")
     found = mvn.GlobalMVN(tmp_path / "data" / "feats_stats.npz")
     np.testing.assert_allclose(found.mean, cache.stats("f").mean, rtol=1e-6)
     np.testing.assert_allclose(found.std, cache.stats("f").std, rtol=1e-5)

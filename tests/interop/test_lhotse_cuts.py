@@ -48,7 +48,7 @@ def cache(tmp_path: Path) -> featcache.Cache:
 @pytest.mark.parametrize("backend", ["memmap", "hdf5"])
 def test_features_of_all_cuts_are_those_of_the_cache(tmp_path: Path, backend: str) -> None:
     cache = written(tmp_path / "cache", backend=backend)
-    cuts = ours.to_cuts(cache, sample_rate_hz=HZ, feature="fbank")
+    cuts = cache.to_cuts(sample_rate_hz=HZ, feature="fbank")
     cuts.to_file(tmp_path / "cuts.jsonl.gz")
     for found in (cuts, lhotse.CutSet.from_file(tmp_path / "cuts.jsonl.gz")):
         assert [cut.id for cut in found] == list(cache)
@@ -60,7 +60,7 @@ def test_features_of_all_cuts_are_those_of_the_cache(tmp_path: Path, backend: st
 
 
 def test_annotations_are_supervisions_and_custom_fields(cache: featcache.Cache) -> None:
-    cuts = ours.to_cuts(cache, sample_rate_hz=HZ, feature="fbank")
+    cuts = cache.to_cuts(sample_rate_hz=HZ, feature="fbank")
     durations = dict(zip(cache, cache.annotation("duration"), strict=True))
     for cut in cuts:
         number = int(cut.id.removeprefix("a/u"))
@@ -88,10 +88,10 @@ def test_the_reader_cuts_frames_as_lhotses_own(
 
 
 def test_truncated_and_windowed_cuts_read_their_frames(cache: featcache.Cache) -> None:
-    (cut, *_) = ours.to_cuts(cache, sample_rate_hz=HZ, feature="fbank")
+    (cut, *_) = cache.to_cuts(sample_rate_hz=HZ, feature="fbank")
     found = cut.truncate(offset=0.1, duration=0.25).load_features()
     np.testing.assert_array_equal(found, cache.read(cut.id, "fbank", 10, 35))
-    windows = ours.to_cuts(cache, sample_rate_hz=HZ, feature="fbank").cut_into_windows(0.2)
+    windows = cache.to_cuts(sample_rate_hz=HZ, feature="fbank").cut_into_windows(0.2)
     np.testing.assert_array_equal(
         np.concatenate([each.load_features() for each in windows][:2]),
         cache.read(cut.id, "fbank", 0, 40),
@@ -101,9 +101,9 @@ def test_truncated_and_windowed_cuts_read_their_frames(cache: featcache.Cache) -
 def test_manifests_of_features_give_lhotses_statistics(
     cache: featcache.Cache, tmp_path: Path
 ) -> None:
-    features = ours.to_features(cache, sample_rate_hz=HZ, feature="fbank")
+    features = cache.to_features(sample_rate_hz=HZ, feature="fbank")
     assert [each.num_frames for each in features] == cache.lengths("fbank").tolist()
-    cuts = ours.to_cuts(cache, sample_rate_hz=HZ, feature="fbank")
+    cuts = cache.to_cuts(sample_rate_hz=HZ, feature="fbank")
     found = cuts.compute_global_feature_stats()
     np.testing.assert_allclose(found["norm_means"], cache.stats("fbank").mean, rtol=1e-5)
 
@@ -113,7 +113,7 @@ def test_views_joined_and_concatenated_caches_are_read_where_they_lie(tmp_path: 
     table = featcache.concat(
         one.filter(lambda row: str(row["id"]) >= "a/u5"), two.select(["a/u0", "a/u1"])
     )
-    cuts = ours.to_cuts(table, sample_rate_hz=HZ, feature="fbank")
+    cuts = table.to_cuts(sample_rate_hz=HZ, feature="fbank")
     assert len(cuts) == len(table)
     for cut in cuts:
         np.testing.assert_array_equal(cut.load_features(), table.read(cut.id, "fbank"))
@@ -137,7 +137,7 @@ def test_native_manifests_are_read_by_lhotse_alone(
         with featcache.CacheWriter(tmp_path / "cache", declared) as writer:
             writer.write(id, {"f": rng.normal(size=(500 * number + 20, 4))})
     cache = featcache.open(tmp_path / "cache")
-    cuts = ours.to_cuts(cache, sample_rate_hz=HZ, native=True)
+    cuts = cache.to_cuts(sample_rate_hz=HZ, native=True)
     cuts.to_file(tmp_path / "cuts.jsonl")
     monkeypatch.delitem(lhotse.features.io.READER_BACKENDS, "featcache")
     for cut in lhotse.CutSet.from_file(tmp_path / "cuts.jsonl"):
@@ -151,13 +151,13 @@ def test_native_manifests_of_other_backends_are_refused(cache: featcache.Cache) 
     with pytest.raises(
         ConfigError, match=r"no reader of its own for 'fbank'.*float16, memmap, raw"
     ):
-        ours.to_features(cache, sample_rate_hz=HZ, feature="fbank", native=True)
+        cache.to_features(sample_rate_hz=HZ, feature="fbank", native=True)
 
 
 def test_segments_are_refused(cache: featcache.Cache) -> None:
     table = cache.segments(featcache.Windows(0.2, hop_s=0.2))
     with pytest.raises(ConfigError, match="is no utterance of"):
-        ours.to_cuts(table, sample_rate_hz=HZ, feature="fbank")
+        table.to_cuts(sample_rate_hz=HZ, feature="fbank")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_features_that_lhotse_does_not_have_are_refused(
     cache: featcache.Cache, feature: str | None, says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says):
-        ours.to_features(cache, sample_rate_hz=HZ, feature=feature)
+        cache.to_features(sample_rate_hz=HZ, feature=feature)
 
 
 def test_a_cache_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_cache_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
         declared = [featcache.FeatureStorageConfig("f", frame_s=0.01)]
         with featcache.CacheWriter(tmp_path, declared, overwrite=value > 1) as writer:
             writer.write("u", {"f": np.full((10, 2), value)})
-        (cut,) = ours.to_cuts(featcache.open(tmp_path), sample_rate_hz=HZ)
+        (cut,) = featcache.open(tmp_path).to_cuts(sample_rate_hz=HZ)
         assert float(cut.load_features().max()) == value
     with pytest.raises(KeyNotFoundError, match="'v'"):
         ours.FeatcacheReader(tmp_path).read("f/v")
@@ -187,7 +187,7 @@ def test_lhotses_sampler_and_dataset_load_them_in_workers(
     import torch
     from lhotse.dataset import DynamicBucketingSampler, K2SpeechRecognitionDataset
 
-    ours.to_cuts(cache, sample_rate_hz=HZ, feature="fbank").to_file(tmp_path / "cuts.jsonl")
+    cache.to_cuts(sample_rate_hz=HZ, feature="fbank").to_file(tmp_path / "cuts.jsonl")
     cuts = lhotse.CutSet.from_jsonl_lazy(tmp_path / "cuts.jsonl")
     sampler = DynamicBucketingSampler(cuts, max_duration=8.0, num_buckets=2, shuffle=True)
     dataset = K2SpeechRecognitionDataset(return_cuts=True)
@@ -206,7 +206,7 @@ def test_lhotses_sampler_and_dataset_load_them_in_workers(
 def test_another_process_reads_saved_cuts_once_the_module_is_imported(
     cache: featcache.Cache, tmp_path: Path
 ) -> None:
-    ours.to_cuts(cache, sample_rate_hz=HZ, feature="fbank").to_file(tmp_path / "cuts.jsonl")
+    cache.to_cuts(sample_rate_hz=HZ, feature="fbank").to_file(tmp_path / "cuts.jsonl")
     code = f"""
 import lhotse, featcache.interop.lhotse
 for cut in lhotse.CutSet.from_file({str(tmp_path / "cuts.jsonl")!r}):

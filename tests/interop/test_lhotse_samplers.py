@@ -22,7 +22,7 @@ from lhotse.dataset import (  # noqa: E402
     SimpleCutSampler,
 )
 
-from featcache.interop.lhotse import CutBatches, FeatcacheWriter, to_cuts  # noqa: E402
+from featcache.interop.lhotse import CutBatches, FeatcacheWriter  # noqa: E402
 
 HZ = 16_000
 SAMPLERS = {
@@ -49,7 +49,7 @@ def cache(tmp_path: Path) -> featcache.Cache:
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_each_epoch_has_the_batches_of_the_sampler(cache: featcache.Cache, name: str) -> None:
-    cuts = to_cuts(cache, sample_rate_hz=HZ)
+    cuts = cache.to_cuts(sample_rate_hz=HZ)
     alone, sampler = SAMPLERS[name](cuts), SAMPLERS[name](cuts)
     loader = FeatureLoader(cache, batch_sampler=CutBatches(sampler))
     dataset = FeatureDataset(cache)
@@ -77,7 +77,7 @@ def test_each_epoch_has_the_batches_of_the_sampler(cache: featcache.Cache, name:
 
 def test_a_loader_goes_on_within_an_epoch(cache: featcache.Cache) -> None:
     def loader() -> FeatureLoader:
-        sampler = SAMPLERS["dynamic"](to_cuts(cache, sample_rate_hz=HZ))
+        sampler = SAMPLERS["dynamic"](cache.to_cuts(sample_rate_hz=HZ))
         return FeatureLoader(cache, batch_sampler=CutBatches(sampler))
 
     whole, first, second = loader(), loader(), loader()
@@ -89,7 +89,7 @@ def test_a_loader_goes_on_within_an_epoch(cache: featcache.Cache) -> None:
 
 
 def test_windows_and_random_keys_read_their_frames(cache: featcache.Cache, tmp_path: Path) -> None:
-    cuts = to_cuts(cache, sample_rate_hz=HZ)
+    cuts = cache.to_cuts(sample_rate_hz=HZ)
     with FeatcacheWriter(tmp_path / "stored") as writer:  # its keys are no ids of cuts
         stored = cuts.copy_feats(writer)
     windows = stored.cut_into_windows(0.2)
@@ -102,7 +102,7 @@ def test_windows_and_random_keys_read_their_frames(cache: featcache.Cache, tmp_p
 
 
 def test_pairs_of_cuts_are_refused(cache: featcache.Cache) -> None:
-    cuts = to_cuts(cache, sample_rate_hz=HZ)
+    cuts = cache.to_cuts(sample_rate_hz=HZ)
     batches = CutBatches(CutPairsSampler(cuts, cuts, max_source_duration=3.0))
     with pytest.raises(featcache.errors.ConfigError, match="one set of cuts alone"):
         next(iter(FeatureLoader(cache, batch_sampler=batches)))

@@ -22,7 +22,7 @@ lhotse: Any = pytest.importorskip("lhotse")
 soundfile: Any = pytest.importorskip("soundfile")
 from lhotse.features.base import FeatureExtractor, register_extractor  # noqa: E402
 
-from featcache.interop.lhotse import FeatcacheReader, FeatcacheWriter, to_cuts  # noqa: E402
+from featcache.interop.lhotse import FeatcacheReader, FeatcacheWriter  # noqa: E402
 
 HZ = 16_000
 COUNT = 7
@@ -393,7 +393,7 @@ def test_declared_features_make_one_cache_that_becomes_cuts_again(tmp_path: Path
             key = writer.write("utt/1", np.ones(shape, np.int16))
             assert FeatcacheReader(tmp_path).read(key).shape == shape
     cache = featcache.open(tmp_path, expect={"rate_hz": HZ})
-    (cut,) = to_cuts(cache, sample_rate_hz=HZ, feature="fbank")
+    (cut,) = cache.to_cuts(sample_rate_hz=HZ, feature="fbank")
     assert cut.load_features().dtype == np.float16
     assert cut.load_units().shape == (5,)
 
