@@ -54,7 +54,8 @@ def pytest_collection_modifyitems() -> None:
 
 def pytest_collection_finish() -> None:
     # eight thousand tests are a large heap, and each collection of it takes half a second
-    if sys.version_info < (3, 14):  # whose collector denies hypothesis who refers to a frozen object
+    # (from 3.14 on hypothesis does not find out any more who refers to a frozen object)
+    if sys.version_info < (3, 14):
         gc.collect()
         gc.freeze()
 
