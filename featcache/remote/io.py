@@ -13,10 +13,11 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from featcache.errors import ClosedError, CorruptCacheError, RemoteError
@@ -31,13 +32,15 @@ RECENT = 64  # requests, whose speed is that of now
 # so a child that inherits a loop gets an error in its place.
 
 _loop: asyncio.AbstractEventLoop | None = None
+_disk: SimpleQueue[Callable[[], object]] | None = None
 _forked = False
 _starting = threading.Lock()
 
 
 def _after_fork() -> None:
-    global _forked, _starting
+    global _disk, _forked, _starting
     _starting = threading.Lock()
+    _disk = None
     _forked = _loop is not None
 
 
@@ -64,6 +67,23 @@ def begin(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
             name = "featcache-remote"
             threading.Thread(target=_loop.run_forever, name=name, daemon=True).start()
     return asyncio.run_coroutine_threadsafe(coroutine, _loop)
+
+
+def aside(work: Callable[[], object]) -> None:
+    """Do what waits for a disk in a thread of this process, one after the other."""
+    global _disk
+    with _starting:
+        if _disk is None:
+            _disk = SimpleQueue()
+            thread = threading.Thread(target=_work, args=(_disk,), name="featcache-pages")
+            thread.daemon = True
+            thread.start()
+    _disk.put(work)
+
+
+def _work(works: SimpleQueue[Callable[[], object]]) -> None:
+    while True:
+        works.get()()
 
 
 @dataclass
