@@ -15,6 +15,7 @@ import numpy as np
 
 from featcache.errors import ConfigError
 from featcache.interface import Bytes, Ints, storage_dtype
+from featcache.reading.containers import Wanted
 from featcache.tables.columns import mixed
 from featcache.tables.order import drawn
 from featcache.tables.table import FeatureTable
@@ -161,8 +162,10 @@ class Choices:
             some = [out[place] for place in places.tolist()]
             self._table.read_into(rows[places], stored, starts[places], lengths[places], some)
 
-    def prefetch(self, rows: Ints, name: str, span: tuple[Ints, Ints], draw: Draw) -> None:
-        """Ask object stores for what `read_into` will read, without waiting."""
+    def want(
+        self, rows: Ints, name: str, span: tuple[Ints, Ints], draw: Draw, wanted: Wanted
+    ) -> None:
+        """Add what `read_into` will read of object stores to what is wanted of them."""
         starts, lengths = span
         parts: list[tuple[str, Ints | slice]] = [(name, slice(None))]
         if name in self.layers:
@@ -171,7 +174,7 @@ class Choices:
             parts = [*self._chosen(name, rows, draw)]
         for stored, places in parts:
             selection = self._table.selection
-            selection.prefetch(rows[places], stored, starts[places], lengths[places])
+            selection.want(rows[places], stored, starts[places], lengths[places], wanted)
 
     def _read_layers(
         self,

@@ -20,6 +20,7 @@ from featcache.loading.batches import Item, ShownBatch, batch_of, torch_dtype
 from featcache.loading.choices import Choices
 from featcache.loading.layouts import Batch, Jagged, Layout, Packed, layout_of, places_of
 from featcache.loading.memory import Allocate, Shape, fresh, worker_memory
+from featcache.reading.containers import Wanted
 from featcache.reading.feature_arrays import memory_for
 from featcache.reading.opening import CachePath
 from featcache.tables.numbering import Numbering, require_rows_of, within_table
@@ -339,11 +340,13 @@ class FeatureDataset(Dataset[Item]):
                 batch[name] = allocate(tuple(values.shape), values.dtype).copy_(values)
         return self._in_arrays(batch)
 
-    def prefetch(self, plan: BatchPlan) -> None:
-        """Ask object stores for what a planned batch reads, without waiting."""
+    def wanted(self, plan: BatchPlan) -> Wanted:
+        """Return what a planned batch reads of object stores."""
+        wanted: Wanted = {}
         if self.is_remote:
             for name, span in plan.spans.items():
-                self.choices.prefetch(plan.rows, name, span, plan.draw)
+                self.choices.want(plan.rows, name, span, plan.draw, wanted)
+        return wanted
 
     @cached_property
     def is_remote(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -40,6 +41,7 @@ from featcache.loading.memory import (
     usable_device,
 )
 from featcache.loading.prefetch import Handed, Plan, Planned, Prefetch
+from featcache.reading.containers import Wanted
 from featcache.reading.opening import CachePath
 from featcache.samplers.by_length import SamplerByLength
 from featcache.samplers.epoch import EpochSampler, Iteration
@@ -414,7 +416,7 @@ class FeatureLoader(Generic[T]):
             self._prefetch_bytes,
             self._watchdog_s,
             watch,
-            plans_first=self.dataset.is_remote,
+            together=self._ask if self.dataset.is_remote else None,
         )
         self._running.add(prefetch)
         self._last, self._began = prefetch.handed, time.perf_counter()
@@ -544,14 +546,23 @@ class FeatureLoader(Generic[T]):
 
     def _plan(self, indices: Sequence[Index], epoch: int) -> Planned[T]:
         plan = self.dataset.plan(indices, epoch)
-        self.dataset.prefetch(plan)  # of stores all plans ahead are asked for at once
         held = places = 0
         for name, (_, lengths) in plan.spans.items():
             numbers = math.prod(self.dataset.choices.dims(name))
             held += int(lengths.sum()) * numbers
             places += int(plan.ends[name][-1]) * numbers
         filled = plan.nbytes * held // max(places, 1)
-        return Planned(plan.nbytes, partial(self._read, plan), filled)
+        wanted = self.dataset.wanted(plan)
+        return Planned(plan.nbytes, partial(self._read, plan), filled, wanted)
+
+    def _ask(self, planned: Sequence[Planned[T]]) -> None:
+        """Ask object stores for what several batches read, without waiting."""
+        wanted: Wanted = {}
+        for each in planned:
+            for files, pieces in (each.wanted or {}).items():
+                wanted.setdefault(files, []).extend(pieces)
+        for files, pieces in wanted.items():
+            files.prefetch(pieces, int(min(self._prefetch_bytes, sys.maxsize)))
 
     def _read(self, plan: BatchPlan) -> T:
         return self.collate_fn(self.dataset.read(plan, self._allocate))

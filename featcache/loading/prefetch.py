@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from os import getpid
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from featcache.errors import ClosedError
+from featcache.reading.containers import Wanted
 
 MOST_AHEAD = 64
 PLANS_AHEAD = 4  # beside one for each thread: to take one from its iterator is quick
@@ -23,11 +24,12 @@ R = TypeVar("R")
 
 
 class Planned(NamedTuple, Generic[R]):
-    """The bytes of a result, what makes it, and how many of the bytes are no padding."""
+    """The bytes of a result, what makes it, how many are no padding, what stores are to give."""
 
     nbytes: int
     make: Callable[[], R]
     filled: int = 0
+    wanted: Wanted | None = None
 
 
 Plan = Callable[[], Planned[R]]
@@ -82,8 +84,10 @@ class Prefetch(Iterator[R]):
             in any case, and `MOST_AHEAD` at most.
         watchdog_s: seconds of waiting for a result after which `watch` is called, once; without
             threads when the result is there.
-        plans_first: make all plans that are ahead before any job, where a plan begins what its job
-            waits for.
+        together: begins what the jobs of several plans wait for, such as requests to a store. As
+            many plans as are ahead already, at least one, are then made together, as soon as there
+            is room for as many: the first job is not kept waiting, and the last ones of those ahead
+            have long been begun.
 
     An error of a plan, of a job, or of their iterator, is raised in its place: after the results
     before it.
@@ -97,10 +101,10 @@ class Prefetch(Iterator[R]):
         watchdog_s: float | None = None,
         watch: Watch | None = None,
         *,
-        plans_first: bool = False,
+        together: Callable[[Sequence[Planned[R]]], object] | None = None,
     ) -> None:
         self.handed = Handed()
-        self._plans_first = plans_first
+        self._together = together
         self._watchdog_s, self._watch = watchdog_s, watch
         self._plans: Iterator[Plan[R]] | None = plans  # None: it came to its end
         self._most_threads = threads
@@ -108,7 +112,9 @@ class Prefetch(Iterator[R]):
         self._process = getpid()
         self._slots: deque[_Slot[R]] = deque()  # all that are not handed on yet
         self._taken = 0
+        self._round_ends = 0  # plans that are taken with this round
         self._to_plan: deque[_Slot[R]] = deque()
+        self._unplanned = 0  # these, and those that are being planned
         self._to_do: list[_Slot[R]] = []  # planned
         self._bytes = 0
         self._threads: list[threading.Thread] = []
@@ -139,6 +145,8 @@ class Prefetch(Iterator[R]):
                 raise StopIteration
             slot = self._slots[0]
         try:
+            if self._together is not None and self._most_threads:
+                self._take_more(slot)
             return self._result(slot)
         except CancelledError:  # another thread closes it
             raise StopIteration from None
@@ -182,6 +190,8 @@ class Prefetch(Iterator[R]):
             self._slots.clear()
             self._to_plan.clear()
             self._to_do.clear()
+            self._unplanned = 0
+            self._state.notify_all()
             # also for one that iterates without threads
             self._state.wait_for(lambda: self._at_work <= {me})
         for thread in self._threads:
@@ -194,9 +204,7 @@ class Prefetch(Iterator[R]):
         while True:
             with self._state:
                 self._start_threads()
-                waiting = len(self._to_plan) + len(self._to_do)
-                room = self._most_threads + PLANS_AHEAD if self._most_threads else 1
-                if self._plans is None or waiting >= room or len(self._slots) >= MOST_AHEAD:
+                if self._plans is None or self._taken >= self._wanted():
                     return
                 plans = self._plans
             try:
@@ -214,6 +222,30 @@ class Prefetch(Iterator[R]):
                 slot = _Slot(self._taken, plan)
                 self._slots.append(slot)
                 self._to_plan.append(slot)
+                self._unplanned += 1
+
+    def _wanted(self) -> int:
+        """Return how many plans are to have been taken by now."""
+        ahead = len(self._slots)
+        if self._together is None or not self._most_threads:
+            waiting = len(self._to_plan) + len(self._to_do)
+            room = self._most_threads + PLANS_AHEAD if self._most_threads else 1
+            return self._taken + min(room - waiting, MOST_AHEAD - ahead)
+        if self._round_ends > self._taken or self._unplanned:
+            return self._round_ends
+        twice = 2 * sum(slot.nbytes for slot in self._slots)
+        if not ahead or (2 * ahead <= MOST_AHEAD and twice <= self._most_bytes):
+            self._round_ends = self._taken + max(ahead, 1)
+        return self._round_ends
+
+    def _take_more(self, slot: _Slot[R]) -> None:
+        """Take plans while a result is waited for, as soon as those before have their sizes."""
+        taken = -1
+        while taken < self._taken and not slot.result.done():
+            with self._state:
+                self._state.wait_for(lambda: slot.result.done() or not self._unplanned)
+            taken = self._taken
+            self._take_plans()
 
     def _start_threads(self) -> None:
         work = len(self._to_plan) + any(map(self._fits, self._to_do))
@@ -234,46 +266,77 @@ class Prefetch(Iterator[R]):
             with self._state:
                 self._at_work.discard(me)
                 self._state.notify_all()
-                slot = self._next_slot()
-                if slot is None:
+                slots = self._next_slots()
+                if not slots:
                     self._busy -= 1
                     return
                 self._at_work.add(me)
+            for slot in slots:
                 slot.thread = me
+            if slots[0].job is None:
+                self._plan(slots)
+            else:
+                self._make(slots[0], slots[0].job)
+            del slots  # and keep no result
+
+    def _make(self, slot: _Slot[R], job: Planned[R]) -> None:
+        began = time.perf_counter()
+        try:
+            made = job.make()
+            slot.work_s += time.perf_counter() - began
+            slot.result.set_result(made)
+        except BaseException as error:  # it is raised where the result is asked for
+            _fail(slot, error)
+
+    def _plan(self, slots: list[_Slot[R]]) -> None:
+        """Make plans, begin what their jobs wait for, and let these be done."""
+        planned: list[tuple[_Slot[R], Planned[R]]] = []
+        for slot in slots:
             began = time.perf_counter()
             try:
-                if slot.job is None:
-                    self._planned(slot, slot.plan(), began)
-                else:
-                    made = slot.job.make()
-                    slot.work_s += time.perf_counter() - began
-                    slot.result.set_result(made)
-                    del made  # its memory may be used again when it was handed on
-            except BaseException as error:  # it is raised where the result is asked for
-                # and would look like the end there
-                stops = isinstance(error, StopIteration)
-                slot.result.set_exception(
-                    RuntimeError(f"a job raised {error!r}") if stops else error
-                )
-
-    def _next_slot(self) -> _Slot[R] | None:
-        """Return what is to be done next, else planned next; None for nothing, or for no room."""
-        if self._to_do and not (self._plans_first and self._to_plan):
-            slot = min(filter(self._fits, self._to_do), key=lambda slot: slot.number, default=None)
-            if slot is not None:
-                self._to_do.remove(slot)
-                self._bytes += slot.nbytes
-            return slot
-        return self._to_plan.popleft() if self._to_plan else None
-
-    def _planned(self, slot: _Slot[R], job: Planned[R], began: float) -> None:
-        with self._state:
-            if self._closed:
-                slot.result.cancel()
-                return
-            slot.job, slot.nbytes = job, job.nbytes
+                planned.append((slot, slot.plan()))
+            except BaseException as error:
+                _fail(slot, error)
             slot.work_s += time.perf_counter() - began
-            self._to_do.append(slot)
+        if self._together is not None and planned and not self._closed:
+            try:
+                self._together([job for _, job in planned])
+            except BaseException as error:
+                for slot, _ in planned:
+                    _fail(slot, error)
+                planned = []
+        with self._state:
+            self._unplanned -= len(slots)
+            for slot, job in planned:
+                if self._closed:
+                    slot.result.cancel()
+                else:
+                    slot.job, slot.nbytes = job, job.nbytes
+                    self._to_do.append(slot)
+
+    def _next_slots(self) -> list[_Slot[R]]:
+        """Return the one to be done next, else those to be planned; none where there is no room.
+
+        Plans that are made together come first: jobs wait for what they begin.
+        """
+        if self._together is not None and self._to_plan:
+            slots = list(self._to_plan)
+            self._to_plan.clear()
+            return slots
+        if self._to_do:
+            slot = min(filter(self._fits, self._to_do), key=lambda slot: slot.number, default=None)
+            if slot is None:
+                return []
+            self._to_do.remove(slot)
+            self._bytes += slot.nbytes
+            return [slot]
+        return [self._to_plan.popleft()] if self._to_plan else []
+
+
+def _fail(slot: _Slot[R], error: BaseException) -> None:
+    """Raise an error where a result is asked for; `StopIteration` would look like the end."""
+    stops = isinstance(error, StopIteration)
+    slot.result.set_exception(RuntimeError(f"a job raised {error!r}") if stops else error)
 
 
 def _raise(error: Exception) -> NoReturn:

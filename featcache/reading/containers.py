@@ -232,6 +232,7 @@ def _is_same(found: int, noted: int) -> bool:
 # Bytes of extents without any format's library: containers are mapped, or read with pread.
 
 Piece = tuple[int, int, int]  # container, offset, nbytes
+Wanted = dict[RemoteFiles, list[Piece]]  # in object stores, to be asked for together
 MAX_OPEN = 4096  # a process may have 65,530 mappings
 # each file is open twice (Python's mapping opens it again); often no more than 1,024 may be
 SHARE_OPEN = 4
@@ -313,8 +314,12 @@ class Containers:
 
     def read_many(self, pieces: Sequence[Piece], outs: Iterable[Bytes]) -> None:
         """Copy pieces, each to the front of one of `outs`; prefetches them first."""
-        self.prefetch(pieces)
         me = get_ident()
+        if self._remote is not None:
+            self._at[me] = pieces[0] if pieces else (0, 0, 0)
+            self._remote.read_many(self._checked(pieces), outs)
+            return
+        self.prefetch(pieces)
         for out, piece in zip(outs, pieces, strict=True):
             self._at[me] = piece
             container, offset, nbytes = piece
@@ -324,10 +329,10 @@ class Containers:
             else:
                 out[:nbytes] = file.mapped[offset : offset + nbytes]
 
-    @property
-    def is_remote(self) -> bool:
-        """Whether they lie in an object store."""
-        return self._remote is not None
+    def want(self, pieces: Iterable[Piece], wanted: Wanted) -> None:
+        """Add pieces that lie in an object store to what is wanted of it; else do nothing."""
+        if self._remote is not None:
+            wanted.setdefault(self._remote, []).extend(self._checked(pieces))
 
     def at(self, pieces: Sequence[Piece]) -> None:
         """Note that this thread reads some pieces; none: that it is done."""
@@ -351,9 +356,7 @@ class Containers:
         are: so while the last look found nothing missing, only a few pieces are looked at.
         """
         if self._remote is not None:
-            for piece in pieces:
-                self.check(*piece)
-            self._remote.prefetch(pieces)
+            self._remote.prefetch(self._checked(pieces))
             return
         looked_at = pieces if self._missed else pieces[:: max(len(pieces) // LOOK_AT, 1)]
         self._missed = not all(
@@ -362,6 +365,13 @@ class Containers:
         if self._missed:
             for piece in pieces:
                 self._file_of(piece).start_reading(*piece[1:])
+
+    def _checked(self, pieces: Iterable[Piece]) -> list[Piece]:
+        """Return pieces; raise `CorruptCacheError` for one that a container does not have."""
+        found = list(pieces)
+        for piece in found:
+            self.check(*piece)
+        return found
 
     def check(self, container: int, offset: int, nbytes: int) -> None:
         """Raise `CorruptCacheError` for bytes that a container does not have."""

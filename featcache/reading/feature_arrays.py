@@ -38,7 +38,14 @@ from featcache.interface import (
     Ints,
     storage_dtype,
 )
-from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Containers, Piece, Roots
+from featcache.reading.containers import (
+    NO_ROOTS,
+    AdoptedFiles,
+    Containers,
+    Piece,
+    Roots,
+    Wanted,
+)
 from featcache.reading.verify import ContainerPages
 from featcache.registry import RAW, get_codec
 
@@ -349,13 +356,12 @@ class FeatureArrays:
         finally:
             self._containers.at([])
 
-    def prefetch(self, rows: Ints, starts: Ints, lengths: Ints) -> None:
-        """Ask an object store for what `read_many` will read, without waiting; else do nothing."""
-        if self._containers.is_remote:
-            pieces = self._pieces(rows, starts, lengths)
-            if pieces is None:
-                pieces = [piece for row in rows.tolist() for piece in self._extents(row)]
-            self._containers.prefetch(pieces)
+    def want(self, rows: Ints, starts: Ints, lengths: Ints, wanted: Wanted) -> None:
+        """Add what `read_many` will read of an object store to what is wanted of it."""
+        pieces = self._pieces(rows, starts, lengths)
+        if pieces is None:
+            pieces = [piece for row in rows.tolist() for piece in self._extents(row)]
+        self._containers.want(pieces, wanted)
 
     def _read_many(self, rows: Ints, starts: Ints, lengths: Ints, outs: Iterable[Bytes]) -> None:
         windows = zip(rows.tolist(), starts.tolist(), lengths.tolist(), strict=True)

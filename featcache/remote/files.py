@@ -7,22 +7,62 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
 from featcache.interface import Bytes
-from featcache.remote.io import Requests, require_unforked
+from featcache.remote.io import Counts, Requests, aside, require_unforked
 from featcache.remote.pages import Locks, Pages
 from featcache.remote.places import RemotePlace
-from featcache.remote.ranges import Request, planned
+from featcache.remote.ranges import Request, Span, planned
 
 MOST_BYTES = 16 << 20  # of a request
-MOST_AHEAD_BYTES = 1 << 30  # that are asked for before they are wanted
+MOST_AHEAD_BYTES = 128 << 20  # that are asked for before they are wanted, by one call
 EXTRA = 0.05  # of what is asked for, in gaps between pieces
 Piece = tuple[int, int, int]  # file, offset, nbytes
+
+
+class _UnderWay:
+    """Requests for bytes of a file that are under way, by their place; no two overlap."""
+
+    def __init__(self) -> None:
+        self._begins: list[int] = []
+        self._ends: dict[int, tuple[int, Future[None]]] = {}
+
+    def add(self, begin: int, end: int, kept: Future[None]) -> None:
+        """Add a request."""
+        if begin not in self._ends:
+            insort(self._begins, begin)
+        self._ends[begin] = end, kept
+
+    def remove(self, begin: int, kept: Future[None]) -> None:
+        """Remove a request."""
+        if self._ends.get(begin, (0, None))[1] is kept:
+            del self._begins[bisect_left(self._begins, begin)]
+            del self._ends[begin]
+
+    def missing(self, begin: int, end: int) -> tuple[list[Span], list[Future[None]]]:
+        """Return the spans that no request asks for, and the requests for the others."""
+        lacking: list[Span] = []
+        asked: list[Future[None]] = []
+        at = bisect_right(self._begins, begin)
+        if at and self._ends[self._begins[at - 1]][0] > begin:
+            at -= 1
+        while begin < end:
+            first = self._begins[at] if at < len(self._begins) else end
+            if begin < first:
+                lacking.append((begin, min(first, end)))
+            if first < end:
+                begin, kept = self._ends[first]
+                asked.append(kept)
+                at += 1
+            else:
+                begin = end
+        return lacking, asked
 
 
 class RemoteFiles:
@@ -48,7 +88,7 @@ class RemoteFiles:
         self._name, self._key, self._size = name, key, size
         self._etags: dict[str, str] = {}  # of the first answers; who opens it again has new ones
         self._locks = Locks()
-        self._under_way: dict[int, dict[Request, Future[None]]] = {}
+        self._under_way: dict[int, _UnderWay] = {}
 
     @property
     def _lock(self) -> threading.RLock:
@@ -59,23 +99,41 @@ class RemoteFiles:
         """The place that they lie in."""
         return self._requests.place
 
-    def prefetch(self, pieces: Iterable[Piece]) -> None:
+    @property
+    def counts(self) -> Counts:
+        """Sums over the requests of all that is read from the place, in this process."""
+        return self._requests.counts
+
+    def prefetch(self, pieces: Sequence[Piece], most_bytes: int = MOST_AHEAD_BYTES) -> None:
         """Ask for what is not here of some pieces, in as few requests as pay, without waiting.
 
-        An index may be damaged: what is more than 1 GiB is read when it is wanted.
+        What is beyond `most_bytes` is asked for when it is wanted.
         """
-        lacking = self._lacking(pieces, MOST_AHEAD_BYTES)
-        if not lacking:
-            return
-        require_unforked(self.place.url)
         with self._lock:
+            lacking = self._lacking(pieces, most_bytes)
+            if not lacking:
+                return
+            require_unforked(self.place.url)
             lacking = [
-                (file, begin, nbytes)
-                for file, begin, nbytes in self._lacking(lacking, MOST_AHEAD_BYTES)  # by now
-                if self._covering(file, begin) is None
+                (file, first, last - first)
+                for file, begin, nbytes in lacking
+                for first, last in self._of(file).missing(begin, begin + nbytes)[0]
             ]
             for request in planned(lacking, self._requests.gap_bytes(), MOST_BYTES, EXTRA):
                 self._begin(request)
+
+    def read_many(self, pieces: Sequence[Piece], outs: Iterable[Bytes]) -> None:
+        """Copy pieces, each to the front of one of `outs`; they are asked for together."""
+        places, begin = iter(outs), 0
+        while begin < len(pieces):
+            end, nbytes = begin, 0
+            while end < len(pieces) and nbytes < MOST_AHEAD_BYTES:
+                nbytes += pieces[end][2]
+                end += 1
+            self.prefetch(pieces[begin:end])
+            for file, offset, size in pieces[begin:end]:
+                self.read_into(file, offset, next(places)[:size])
+            begin = end
 
     def read_into(self, file: int, offset: int, out: Bytes) -> None:
         """Copy bytes of a file, fetched where they are not here."""
@@ -84,11 +142,10 @@ class RemoteFiles:
             waiting: list[Future[None]] = []
             with self._lock:
                 for begin, end in lacking:
-                    if (answer := self._covering(file, begin)) is None:
-                        pieces = planned([(file, begin, end - begin)], 0, MOST_BYTES, 0.0)
-                        waiting += map(self._begin, pieces)
-                    else:
-                        waiting.append(answer)
+                    spans, asked = self._of(file).missing(begin, end)
+                    pieces = [(file, first, last - first) for first, last in spans]
+                    waiting += asked
+                    waiting += map(self._begin, planned(pieces, 0, MOST_BYTES, 0.0))
             for answer in waiting:
                 answer.result()
         self._requests.counts.read_bytes += len(out)
@@ -105,12 +162,8 @@ class RemoteFiles:
                 break
         return found
 
-    def _covering(self, file: int, begin: int) -> Future[None] | None:
-        """Return the request under way that a byte comes with."""
-        for request, answer in self._under_way.get(file, {}).items():
-            if request.begin <= begin < request.end:
-                return answer
-        return None
+    def _of(self, file: int) -> _UnderWay:
+        return self._under_way.setdefault(file, _UnderWay())
 
     def _begin(self, request: Request) -> Future[None]:
         """Ask for bytes; the future is done once they are pages."""
@@ -119,12 +172,16 @@ class RemoteFiles:
             answer = self._requests.some(
                 self._name(file), request.begin, request.end, self._size(file), self._etags
             )
-            self._under_way.setdefault(file, {})[request] = kept
-            answer.add_done_callback(partial(self._keep, request, kept))
+            self._of(file).add(request.begin, request.end, kept)
+            answer.add_done_callback(partial(self._arrived, request, kept))
         except BaseException as error:  # Ctrl-C, too: nobody may wait for what never comes
             self._done(request, kept, error)
             raise
         return kept
+
+    def _arrived(self, request: Request, kept: Future[None], answer: Future[memoryview]) -> None:
+        """Keep bytes in another thread than the one that all requests go through."""
+        aside(partial(self._keep, request, kept, answer))
 
     def _keep(self, request: Request, kept: Future[None], answer: Future[memoryview]) -> None:
         try:
@@ -136,9 +193,7 @@ class RemoteFiles:
 
     def _done(self, request: Request, kept: Future[None], error: BaseException | None) -> None:
         with self._lock:
-            under_way = self._under_way.get(request.file, {})
-            if under_way.get(request) is kept:
-                del under_way[request]
+            self._of(request.file).remove(request.begin, kept)
             if kept.done():
                 return
             if error is None:

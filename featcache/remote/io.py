@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import math
 import os
 import re
 import threading
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from featcache.errors import ClosedError, CorruptCacheError, RemoteError
@@ -25,19 +27,26 @@ from featcache.remote.places import RemotePlace
 T = TypeVar("T")
 STATUS = re.compile(r"\b([45]\d\d)\b")
 PIECE_BYTES = 16 << 20  # of an upload in pieces
-RECENT = 64  # requests, whose speed is that of now
+RECENT = 256  # requests, whose speed is that of now
+KNOWN = 64  # latencies, from which on it is known that one is late
+LATE = 3.0  # times the latency of the slowest hundredth, after which a request is made again
+LEAST_LATE_S = 0.05
+BUSY = frozenset(("429", "503"))  # what a store says that is asked too often
+BURST_S = 0.5  # in which the requests at a time are halved once at most
 
 # One loop a process. What obstore began before a fork hangs in the child, and then in the parent:
 # so a child that inherits a loop gets an error in its place.
 
 _loop: asyncio.AbstractEventLoop | None = None
+_disk: SimpleQueue[Callable[[], object]] | None = None
 _forked = False
 _starting = threading.Lock()
 
 
 def _after_fork() -> None:
-    global _forked, _starting
+    global _disk, _forked, _starting
     _starting = threading.Lock()
+    _disk = None
     _forked = _loop is not None
 
 
@@ -57,13 +66,35 @@ def require_unforked(url: str) -> None:
 
 def begin(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
     """Run a coroutine in the loop of this process."""
+    return asyncio.run_coroutine_threadsafe(coroutine, loop())
+
+
+def loop() -> asyncio.AbstractEventLoop:
+    """Return the loop of this process, which runs in a thread of its own."""
     global _loop
     with _starting:
         if _loop is None:
             _loop = asyncio.new_event_loop()
             name = "featcache-remote"
             threading.Thread(target=_loop.run_forever, name=name, daemon=True).start()
-    return asyncio.run_coroutine_threadsafe(coroutine, _loop)
+        return _loop
+
+
+def aside(work: Callable[[], object]) -> None:
+    """Do what waits for a disk in a thread of this process, one after the other."""
+    global _disk
+    with _starting:
+        if _disk is None:
+            _disk = SimpleQueue()
+            thread = threading.Thread(target=_work, args=(_disk,), name="featcache-pages")
+            thread.daemon = True
+            thread.start()
+    _disk.put(work)
+
+
+def _work(works: SimpleQueue[Callable[[], object]]) -> None:
+    while True:
+        works.get()()
 
 
 @dataclass
@@ -71,18 +102,71 @@ class Counts:
     """Sums over the requests of a place."""
 
     gets: int = 0
+    again: int = 0  # of these, those after one that failed
+    hedges: int = 0  # of these, those beside one that was late
     nbytes: int = 0
     read_bytes: int = 0  # that were asked for, here or fetched
-    latency_s: float = 0.0  # median until an answer begins, of late
-    bytes_per_s: float = 0.0  # of all requests together, of late
 
 
-@dataclass
 class _Pace:
-    """Times of the last requests."""
+    """Times of the last requests, and how many may be made at a time.
 
-    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    ends: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    A store that says it is asked too often is asked half as much at a time, at most twice a second;
+    with each answer it is a little more again.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.room = float(most)
+        self._halved = 0.0
+        self._latencies: deque[float] = deque(maxlen=RECENT)
+        self._ends: deque[tuple[float, int]] = deque(maxlen=RECENT)
+
+    def begun(self, latency_s: float) -> None:
+        """Note how long it took until an answer began."""
+        self._latencies.append(latency_s)
+
+    def ended(self, nbytes: int) -> None:
+        """Note that an answer is there."""
+        self._ends.append((time.perf_counter(), nbytes))
+        self.room = min(self.room + 1 / self.room, self._most)
+
+    def is_too_fast(self) -> None:
+        """Halve the requests at a time, once for a burst of refusals."""
+        now = time.perf_counter()
+        if now - self._halved > BURST_S:
+            self.room, self._halved = max(self.room / 2, 1.0), now
+
+    def latency_s(self, share: float) -> float:
+        """Return the latency that a share of the last answers did not exceed; 0 without any."""
+        latencies = sorted(self._latencies)
+        return latencies[int(share * (len(latencies) - 1))] if latencies else 0.0
+
+    def bytes_per_s(self) -> float:
+        """Return the rate of the last answers, all requests together."""
+        ends = list(self._ends)
+        if len(ends) < 2:
+            return 0.0
+        return sum(nbytes for _, nbytes in ends[1:]) / max(time.perf_counter() - ends[0][0], 1e-6)
+
+    def late_s(self) -> float:
+        """Return the seconds after which an answer is late; infinite while too few are known."""
+        if len(self._latencies) < KNOWN:
+            return math.inf
+        return max(LATE * self.latency_s(0.99), LEAST_LATE_S)
+
+
+@dataclass(eq=False)
+class _Ask:
+    """Bytes of an object that are asked for."""
+
+    name: str
+    first: int
+    end: int
+    size: int
+    etags: dict[str, str]
+    answer: Future[memoryview] = field(default_factory=Future)
+    began: float = 0.0
 
 
 class Requests:
@@ -91,12 +175,18 @@ class Requests:
     def __init__(self, place: RemotePlace) -> None:
         self.place = place
         self.counts = Counts()
-        self._pace = _Pace()
+        self._pace = _Pace(place.options.concurrency)
         require_unforked(place.url)
-        self._store = place.store()
+        # what fails is heard of, and only then asked for with patience
+        self._eager, self._store = place.store(patient=False), place.store()
         self._obstore = importlib.import_module("obstore")
         self._errors = importlib.import_module("obstore.exceptions")
         self._room: asyncio.Semaphore | None = None
+        self._asked: deque[_Ask] = deque()
+        self._is_woken = False
+        self._serving: set[asyncio.Task[None]] = set()
+        self._waiting: dict[_Ask, None] = {}  # for their answers to begin
+        self._watch: asyncio.Task[None] | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         return Requests, (self.place,)  # the store holds secrets
@@ -125,7 +215,12 @@ class Requests:
             etags: by name, those of the first answers; they are put in.
         """
         require_unforked(self.place.url)
-        return begin(self._some(name, first, end, size, {} if etags is None else etags))
+        ask = _Ask(name, first, end, size, {} if etags is None else etags)
+        self._asked.append(ask)
+        if not self._is_woken:  # one call wakes the loop for all that are asked meanwhile
+            self._is_woken = True
+            loop().call_soon_threadsafe(self._serve_more)
+        return ask.answer
 
     def listed(self, prefix: str) -> dict[str, int]:
         """Return the objects below a prefix of the place, and their sizes."""
@@ -149,8 +244,8 @@ class Requests:
         """Return the bytes that take as long as a request that is spared for them."""
         if self.place.options.gap_bytes is not None:
             return self.place.options.gap_bytes
-        counts = self.counts
-        return int(counts.bytes_per_s * counts.latency_s / self.place.options.concurrency)
+        latency_s, concurrency = self._pace.latency_s(0.5), self.place.options.concurrency
+        return int(self._pace.bytes_per_s() * latency_s / concurrency)
 
     async def _whole(self, name: str, etag: str | None) -> tuple[bytes, str | None] | None:
         options = {} if etag is None else {"if_none_match": etag}
@@ -170,20 +265,64 @@ class Requests:
             raise self._short(name, len(data), answer.meta["size"])
         return data, answer.meta["e_tag"]
 
-    async def _some(
-        self, name: str, first: int, end: int, size: int, etags: dict[str, str]
-    ) -> memoryview:
-        options: dict[str, Any] = {"range": (first, end)}
-        known = etags.get(name)
+    def _serve_more(self) -> None:
+        """Begin to answer what is asked for, so many at a time; in the loop."""
+        self._is_woken = False
+        more = min(int(self._pace.room) - len(self._serving), len(self._asked))
+        for _ in range(more):
+            task = loop().create_task(self._serve())
+            self._serving.add(task)
+            task.add_done_callback(self._served)
+        if self._watch is None and self.place.options.hedge:
+            self._watch = loop().create_task(self._hedge_late())
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self._serving.discard(task)
+        if self._asked:
+            self._serve_more()
+
+    async def _serve(self) -> None:
+        """Answer one after the other, until none is left, or too many are answered at a time."""
+        while self._asked and len(self._serving) <= self._pace.room:
+            ask = self._asked.popleft()
+            ask.began = time.perf_counter()
+            self._waiting[ask] = None
+            await self._answer(ask)
+
+    async def _answer(self, ask: _Ask) -> None:
+        try:
+            data = await self._some(ask)
+        except BaseException as error:
+            self._waiting.pop(ask, None)
+            if not ask.answer.done():
+                ask.answer.set_exception(error)
+        else:
+            if not ask.answer.done():
+                ask.answer.set_result(data)
+
+    async def _hedge_late(self) -> None:
+        """Make requests again whose answers do not begin for long; the first answer counts."""
+        again: set[asyncio.Task[None]] = set()
+        while self._serving or self._asked:
+            late_s = self._pace.late_s()
+            await asyncio.sleep(min(late_s / 2, 1.0))
+            now = time.perf_counter()
+            for ask in list(self._waiting):
+                if now - ask.began <= late_s:
+                    break  # those behind it began later
+                del self._waiting[ask]
+                self.counts.hedges += 1
+                again.add(loop().create_task(self._answer(ask)))
+        self._watch = None
+
+    async def _some(self, ask: _Ask) -> memoryview:
+        name = ask.name
+        options: dict[str, Any] = {"range": (ask.first, ask.end)}
+        known = ask.etags.get(name)
         if known is not None and not known.startswith("W/"):  # which If-Match never matches
             options["if_match"] = known
         try:
-            async with self._limit():
-                self.counts.gets += 1
-                began = time.perf_counter()
-                answer = await self._get(name, options)
-                self._pace.latencies.append(time.perf_counter() - began)
-                data = memoryview(await answer.bytes_async())
+            meta, data = await self._fetched(ask, options)
         except FileNotFoundError:
             raise CorruptCacheError(
                 f"{self.place.url}/{name} is missing; was the cache overwritten while it was open? "
@@ -193,18 +332,44 @@ class Requests:
             raise self._changed(name) from None
         except Exception as error:
             raise self._told(name, error) from None
-        meta = answer.meta
-        if meta["size"] != size:
+        if meta["size"] != ask.size:
             raise CorruptCacheError(
-                f"{self.place.url}/{name} has {meta['size']} bytes, not the {size} that were "
+                f"{self.place.url}/{name} has {meta['size']} bytes, not the {ask.size} that were "
                 "written; was the cache overwritten while it was open? open it again"
             )
-        if meta["e_tag"] and etags.setdefault(name, meta["e_tag"]) != meta["e_tag"]:
+        if meta["e_tag"] and ask.etags.setdefault(name, meta["e_tag"]) != meta["e_tag"]:
             raise self._changed(name)
-        if len(data) != end - first:
-            raise self._short(name, len(data), end - first)
-        self._note(len(data))
+        if len(data) != ask.end - ask.first:
+            raise self._short(name, len(data), ask.end - ask.first)
         return data
+
+    async def _fetched(
+        self, ask: _Ask, options: dict[str, Any]
+    ) -> tuple[Mapping[str, Any], memoryview]:
+        """Return what the store says of an object, and bytes of it; tried again if it fails."""
+        path, is_first = self.place.path(ask.name), True
+        while True:
+            self.counts.gets += 1
+            began = time.perf_counter()
+            try:
+                store = self._eager if is_first else self._store
+                answer = await self._obstore.get_async(store, path, options=options)
+                if is_first:
+                    self._pace.begun(time.perf_counter() - began)
+                self._waiting.pop(ask, None)
+                data = memoryview(await answer.bytes_async())
+            except self._errors.GenericError as error:
+                if not is_first:
+                    raise
+                status = STATUS.search(str(error))
+                if status is not None and status[1] in BUSY:
+                    self._pace.is_too_fast()
+                is_first = False
+                self.counts.again += 1
+            else:
+                self.counts.nbytes += len(data)
+                self._pace.ended(len(data))
+                return answer.meta, data
 
     async def _listed(self, prefix: str) -> dict[str, int]:
         path = self.place.path(prefix)
@@ -243,17 +408,6 @@ class Requests:
     async def _get(self, name: str, options: dict[str, Any]) -> Any:
         path = self.place.path(name)
         return await self._obstore.get_async(self._store, path, options=options)
-
-    def _note(self, nbytes: int) -> None:
-        """Count an answer, and measure how fast they come."""
-        now, counts, ends = time.perf_counter(), self.counts, self._pace.ends
-        counts.nbytes += nbytes
-        ends.append((now, nbytes))
-        latencies = sorted(self._pace.latencies)
-        counts.latency_s = latencies[len(latencies) // 2]
-        if len(ends) > 1:
-            took = max(now - ends[0][0], 1e-6)
-            counts.bytes_per_s = sum(n for _, n in list(ends)[1:]) / took
 
     def _changed(self, name: str) -> CorruptCacheError:
         return CorruptCacheError(

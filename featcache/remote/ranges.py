@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 Span = tuple[int, int]  # first byte, and the one after the last
@@ -65,17 +65,17 @@ class Spans:
 
 
 def planned(
-    wanted: Iterable[tuple[int, int, int]], gap_bytes: int, most_bytes: int, extra: float
+    wanted: Sequence[tuple[int, int, int]], gap_bytes: int, most_bytes: int, extra: float
 ) -> list[Request]:
-    """Return the requests for pieces (file, first byte, bytes), sorted by file and place.
+    """Return the requests for pieces (file, first byte, bytes), those first whose pieces are first.
 
     Pieces that overlap or touch come in one request. So do those with a gap of at most `gap_bytes`
     between them, the smallest gaps first, as long as all gaps together are at most `extra` of what
     is asked for. No request has more than `most_bytes`.
 
-    >>> planned([(0, 100, 50), (0, 0, 100), (0, 152, 100)], 0, 1 << 20, 0.05)
-    [Request(file=0, begin=0, end=150), Request(file=0, begin=152, end=252)]
-    >>> planned([(0, 100, 50), (0, 0, 100), (0, 152, 100)], 8, 1 << 20, 0.05)
+    >>> planned([(0, 152, 100), (0, 100, 50), (0, 0, 100)], 0, 1 << 20, 0.05)
+    [Request(file=0, begin=152, end=252), Request(file=0, begin=0, end=150)]
+    >>> planned([(0, 152, 100), (0, 100, 50), (0, 0, 100)], 8, 1 << 20, 0.05)
     [Request(file=0, begin=0, end=252)]
     """
     merged: list[Request] = []
@@ -84,17 +84,31 @@ def planned(
         if nbytes <= 0:
             continue
         if merged and merged[-1].file == file and begin <= merged[-1].end:
-            merged[-1] = merged[-1]._replace(end=max(end, merged[-1].end))
+            if end > merged[-1].end:
+                merged[-1] = Request(file, merged[-1].begin, end)
         else:
             merged.append(Request(file, begin, end))
     bridged = _bridges(merged, gap_bytes, extra)
     found: list[Request] = []
     for number, request in enumerate(merged):
         if number in bridged and request.end - found[-1].begin <= most_bytes:
-            found[-1] = found[-1]._replace(end=request.end)
+            found[-1] = Request(request.file, found[-1].begin, request.end)
         else:
             found.append(request)
-    return [piece for request in found for piece in _split(request, most_bytes)]
+    return _by_need([piece for each in found for piece in _split(each, most_bytes)], wanted)
+
+
+def _by_need(requests: Sequence[Request], wanted: Sequence[tuple[int, int, int]]) -> list[Request]:
+    """Order requests, which are in the order of their places, by the first piece of each."""
+    begins = [(each.file, each.begin) for each in requests]
+    found: dict[Request, None] = {}
+    for file, begin, nbytes in wanted:
+        at = max(bisect_right(begins, (file, begin)) - 1, 0)
+        while nbytes > 0 and at < len(requests) and begins[at] < (file, begin + nbytes):
+            if requests[at].file == file:
+                found[requests[at]] = None
+            at += 1
+    return list(found)
 
 
 def _bridges(merged: Sequence[Request], gap_bytes: int, extra: float) -> set[int]:
@@ -117,6 +131,8 @@ def _bridges(merged: Sequence[Request], gap_bytes: int, extra: float) -> set[int
 def _split(request: Request, most_bytes: int) -> list[Request]:
     """Cut a request that is too large into equal ones."""
     nbytes = request.end - request.begin
+    if nbytes <= most_bytes:
+        return [request]
     count = -(-nbytes // most_bytes)
     ends = [request.begin + nbytes * n // count for n in range(count + 1)]
     return [Request(request.file, *ends[n : n + 2]) for n in range(count)]

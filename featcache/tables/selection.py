@@ -24,6 +24,7 @@ from featcache.format.columns import Strings
 from featcache.format.files import digest, from_storage
 from featcache.format.index import Hashes
 from featcache.interface import Bytes, Ints
+from featcache.reading.containers import Wanted
 from featcache.reading.feature_arrays import FeatureArrays, memory_for
 from featcache.reading.generation import Generation
 from featcache.registry import is_lossless
@@ -332,12 +333,12 @@ class Selection:
             if nbytes < len(row):
                 row[nbytes:] = 0
 
-    def prefetch(self, rows: Ints, feature: str, starts: Ints, lengths: Ints) -> None:
-        """Ask object stores for what `read_into` will read, without waiting."""
+    def want(self, rows: Ints, feature: str, starts: Ints, lengths: Ints, wanted: Wanted) -> None:
+        """Add what `read_into` will read of object stores to what is wanted of them."""
         span = self.span(feature, rows)
         starts = starts if span is None else starts + span[0]
         for arrays, places, inner in self.blocks.by_block(feature, self.below(rows)):
-            arrays.prefetch(inner, starts[places], lengths[places])
+            arrays.want(inner, starts[places], lengths[places], wanted)
 
     def not_found(self, id: str) -> KeyNotFoundError:
         """Return the error for an id that is not there."""
