@@ -446,6 +446,9 @@ class Containers:
 
         An adopted one must be as it was, too.
         """
+        if self._remote is not None:
+            self._remote.check(container)
+            return
         self._open_file(container)  # which closes itself
 
     def _open_file(self, container: int) -> _File:
