@@ -105,8 +105,9 @@ def directory(path: str | PathLike[str], what: str) -> Path:
         raise ConfigError(f"{what} is given as the path of a directory, not {path!r}")
     if "://" in text:
         raise ConfigError(
-            f"{what} is given here as the path of a directory, not as a URL; of a cache in an "
-            "object store, give what featcache.open(url) returns"
+            f"{what} is given here as the path of a directory, not as a URL; a cache in an object "
+            "store is edited where it was made, and pushed again; to read it, give what "
+            "featcache.open(url) returns"
         )
     expanded = os.path.expanduser(text)  # noqa: PTH111  # pathlib would expand './~', too
     if expanded.startswith("~"):

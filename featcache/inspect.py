@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 import numpy as np
 
-from featcache._checks import directory, whole_number
+from featcache._checks import whole_number
 from featcache._loading import load
 from featcache.errors import ConfigError, CorruptCacheError
 from featcache.format.feature_sets import tags_of_sets
@@ -28,6 +28,7 @@ from featcache.reading.generation import Generation
 from featcache.reading.opening import (
     CachePath,
     joined_mapping,
+    located,
     made_at,
     made_by,
     open_generation,
@@ -86,7 +87,7 @@ def info(cache: Cache | CachePath) -> dict[str, object]:
             return _info(opened)
     except CorruptCacheError as error:
         unknown = dict.fromkeys(_INFO)
-        known = {"path": str(_path(cache)), "state": "damaged", "error": str(error)}
+        known = {"path": _place(cache), "state": "damaged", "error": str(error)}
         return {
             **unknown, **known, "tags": {}, "features": [], "annotations": {}, "adopted": {},
         }  # fmt: skip
@@ -111,7 +112,7 @@ def _info(opened: Generation) -> dict[str, object]:
     )
     adopted = {root.key: root.path and str(root.path) for root in roots if root is not None}
     return {
-        "path": str(opened.cache_path),
+        "path": opened.place,
         "kind": "sets" if opened.sets else "adopted" if adopted else "cache",
         "state": "being written" if writer else "complete" if manifest.complete else "incomplete",
         "error": None,
@@ -186,7 +187,7 @@ def made_from(cache: Cache | CachePath) -> dict[str, object]:
         made = max(map(made_at, sets, sets.values()))
         by = filter(None, (made_by(each.manifest, told) for each, told in sets.items()))
     return {
-        "path": str(opened.path),
+        "path": opened.place,
         "generation": opened.manifest.generation,
         "utterances": opened.manifest.rows,
         "complete": opened.manifest.complete,
@@ -388,18 +389,20 @@ def _making(a: Cache, b: Cache) -> dict[str, list[str]]:
     return dict(zip(("fingerprint", "recorded", "sources"), made, strict=True))
 
 
-def _path(cache: Cache | CachePath) -> Path:
-    path = getattr(cache, "path", None)
-    if isinstance(path, Path):
-        return path
-    return directory(cast(CachePath, cache), "a cache").absolute()
+def _place(cache: Cache | CachePath) -> str:
+    opened = getattr(cache, "opened", None)
+    if isinstance(opened, Generation):
+        return opened.place
+    place, settings = located(cast(CachePath, cache))
+    return str(place) if settings.remote is None else settings.remote.place.url
 
 
 def _opened(cache: Cache | CachePath) -> Generation:
     opened = getattr(cache, "opened", None)  # to look at a path needs no tables
     if isinstance(opened, Generation):
         return opened
-    return open_generation(_path(cache), None)  # to look at it, nothing has to be expected
+    place, settings = located(cast(CachePath, cache))
+    return open_generation(place, None, settings)  # to look at it, nothing has to be expected
 
 
 def _recorded(opened: Generation) -> dict[str, object]:

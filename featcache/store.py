@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from featcache._checks import directory
 from featcache._progress import bar
@@ -22,14 +22,14 @@ from featcache.reading.opening import (
     CachePath,
     Expectation,
     damage_of,
+    located,
     missing_from,
     open_again,
     open_generation,
 )
 from featcache.reading.reader import FeatureReader
-from featcache.reading.shell import RemoteCache
-from featcache.reading.verify import WHAT_TO_DO, raise_damage, tell_unequal_ends
-from featcache.remote import DEFAULT, RemoteOptions, RemotePlace, is_url, with_pages
+from featcache.reading.verify import raise_damage, remedy_of, tell_unequal_ends
+from featcache.remote import DEFAULT, RemoteOptions
 from featcache.tables.selection import Selection
 from featcache.tables.shown import cache_line, table_html
 from featcache.tables.table import FeatureTable
@@ -96,7 +96,7 @@ class Cache(FeatureTable):
         return open_with, (self.path, *how)
 
     def __repr__(self) -> str:
-        return f"<Cache {cache_line(self, self.path, self._state)}>"
+        return f"<Cache {cache_line(self, self.opened.place, self._state)}>"
 
     def _repr_html_(self) -> str:
         version = f", version {self.version!r}" if self.version else ""
@@ -364,11 +364,7 @@ def open(
     if verify not in (None, *VERIFY):
         raise UnknownNameError(f"verify has no level {verify!r}; {nearest(verify, VERIFY)}")
     settings = OpenSettings(mapped, check_reads, version=version, roots=absolute_roots(roots))
-    if is_url(path):
-        there = RemoteCache(with_pages(RemotePlace.of(cast(str, path), remote)))
-        place, settings = there.directory, settings._replace(remote=there)
-    else:
-        place = directory(path, "a cache").absolute()
+    place, settings = located(path, settings, remote)
     cache = open_with(place, Expectation.of(expect), settings)
     if verify is not None:
         if verify == "arrays":
@@ -379,7 +375,7 @@ def open(
             bar(f"verify {place.name}", cache.opened.container_bytes, shown=arrays) as shown,
         ):
             found = damage_of(cache.opened, arrays=arrays, alone=alone, tell=shown.update)
-            raise_damage(found, WHAT_TO_DO)
+            raise_damage(found, remedy_of(settings.remote))
             tell_unequal_ends(place, cache.opened.manifest, cache.opened.index)
     return cache
 

@@ -81,7 +81,7 @@ def _verified(path: str, checked: str, sample: int | None) -> dict[str, Any]:
         told["unpublished"] = tell_pending(cache)
         begun = time.perf_counter()  # what is told is the time of reading
         if checked == "sample":
-            told["bytes"], damaged, errors = _of_sample(cache, count)
+            told["bytes"], damaged, errors = _of_sample(path, cache, count)
         else:
             told["bytes"], all_damage = _of_all(path, cache, arrays=checked == "arrays")
             for each in all_damage:
@@ -120,14 +120,13 @@ def _of_all(path: str, cache: Cache, *, arrays: bool) -> tuple[int, list[Damage]
     return total, damage
 
 
-def _of_sample(cache: Cache, sample: int) -> tuple[int, list[dict[str, Any]], list[str]]:
+def _of_sample(path: str, cache: Cache, sample: int) -> tuple[int, list[dict[str, Any]], list[str]]:
     """Read some utterances, drawn at random, and compare them with their checksums."""
-    checking = opened(cache.path, version=cache.version, check_reads=True)
-    table = checking.table.sample(sample)
+    table = opened(path, check_reads=True).table.sample(sample)
     nbytes = 0
     damaged: list[dict[str, Any]] = []
     errors: list[str] = []
-    what = shown(f"verify {sample:,} of {cache.path}")
+    what = shown(f"verify {sample:,} of {path}")
     with bar(what, sample, unit=" utterances") as told:
         for id in table:
             for feature in table.features:
@@ -165,6 +164,9 @@ def _is_damaged(told: Mapping[str, Any]) -> bool:
 
 
 def _print_verified(told: Mapping[str, Any]) -> None:
+    from featcache.reading.verify import IN_A_STORE
+    from featcache.remote import is_url
+
     path, seconds = shown(told["path"]), told["seconds"]
     what = counted(told["utterances"], "utterance")
     if told["checked"] == "sample":
@@ -189,7 +191,9 @@ def _print_verified(told: Mapping[str, Any]) -> None:
     for error in told["errors"]:
         say(f"  {shown(error)}")
     rest = "all else is whole; " if containers and not told["errors"] else ""
-    if _has_manifest(told["path"]):  # repair begins at it
+    if is_url(told["path"]):
+        hint(f"{rest}{IN_A_STORE}")
+    elif _has_manifest(told["path"]):  # repair begins at it
         hint(f"{rest}see: featcache repair {told['path']} --dry-run")
 
 

@@ -52,10 +52,12 @@ def _ask(question: str, *, yes: bool) -> None:
 def recover(cache: str, as_json: bool) -> None:
     """Publish what a writer that was killed has left; the cache may still be incomplete."""
     from featcache import inspect
+    from featcache._checks import directory
     from featcache.writing import edit
 
-    before = inspect.info(cache)
-    edit.recover(Path(cache))
+    path = directory(cache, "a cache")
+    before = inspect.info(path)
+    edit.recover(path)
     after = inspect.info(cache)
     if as_json:
         counts = {"before": before["utterances"], "utterances": after["utterances"]}

@@ -241,22 +241,19 @@ _DEEPEST = 3  # folders below one that is named
 def opened(text: str | Path, *, version: str | None = None, check_reads: bool = False) -> Cache:
     """Open CACHE, or CACHE@TAG, to look at it: nothing is expected of what it was made from.
 
-    A URL is opened, too.
+    A URL is opened, too. One that names a user is not cut at its `@`: it is refused as a whole.
     """
-    from featcache._checks import directory
+    from urllib.parse import urlsplit
+
     from featcache.reading.generation import OpenSettings
-    from featcache.reading.opening import open_generation
-    from featcache.remote import is_url
+    from featcache.reading.opening import located, open_generation
     from featcache.store import Cache
-    from featcache.store import open as open_cache
 
     path, at, tag = str(text).rpartition("@")
-    if at and path and not Path(text).exists():
+    if at and path and "@" not in urlsplit(str(text)).netloc and not Path(text).exists():
         return opened(path, version=tag, check_reads=check_reads)
-    if is_url(text):
-        return open_cache(str(text), check_reads=check_reads, version=version)
-    settings = OpenSettings(check_reads=check_reads, version=version)
-    return Cache(open_generation(directory(text, "a cache").absolute(), None, settings))
+    place, settings = located(text, OpenSettings(check_reads=check_reads, version=version))
+    return Cache(open_generation(place, None, settings))
 
 
 def tell_pending(cache: Cache) -> int | None:

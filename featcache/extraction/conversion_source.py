@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache._checks import directory
 from featcache.declaration import DeclaredFeature, Features, FeatureStorageConfig, by_name
 from featcache.errors import ConfigError, FeatureError, KeyNotFoundError
 from featcache.format.annotations import Value, Values, wider_kind
@@ -28,6 +27,7 @@ from featcache.reading.opening import (
     ROLE,
     CachePath,
     joined_mapping,
+    located,
     open_again,
     open_generation,
     witnesses,
@@ -308,8 +308,8 @@ def table_of(source: FeatureTable | CachePath) -> FeatureTable:
     if isinstance(source, FeatureTable):
         table = source.table
     else:
-        path = directory(source, "a cache").absolute()
-        table = FeatureTable(Selection.of(open_generation(path, None)))
+        path, settings = located(source)
+        table = FeatureTable(Selection.of(open_generation(path, None, settings)))
     if not len(table):
         raise ConfigError(f"{table!r} holds no utterances, so there is nothing to read")
     blocks = [

@@ -329,6 +329,11 @@ class Containers:
             else:
                 out[:nbytes] = file.mapped[offset : offset + nbytes]
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether they lie in an object store."""
+        return self._remote is not None
+
     def want(self, pieces: Iterable[Piece], wanted: Wanted) -> None:
         """Add pieces that lie in an object store to what is wanted of it; else do nothing."""
         if self._remote is not None:
@@ -456,6 +461,9 @@ class Containers:
 
         An adopted one must be as it was, too.
         """
+        if self._remote is not None:
+            self._remote.check(container)
+            return
         self._open_file(container)  # which closes itself
 
     def _open_file(self, container: int) -> _File:

@@ -211,6 +211,12 @@ class Generation:
         )
 
     @property
+    def place(self) -> str:
+        """Where the cache lies: its directory, or its URL in an object store."""
+        remote = self.settings.remote
+        return str(self.cache_path) if remote is None else remote.place.url
+
+    @property
     def container_bytes(self) -> int:
         """Bytes of all its containers, those of all sets together."""
         opened = self.sets.values() or (self,)

@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from featcache._checks import directory
 from featcache.container_files.lock import holder, holder_text, is_locked
 from featcache.errors import (
     CacheError,
@@ -62,7 +63,9 @@ from featcache.interface import Ints
 from featcache.reading.containers import check_roots
 from featcache.reading.feature_arrays import Checks, FeatureArrays, arrays_of
 from featcache.reading.generation import ALL, Contents, Generation, OpenSettings
+from featcache.reading.shell import RemoteCache
 from featcache.reading.verify import Damage, Tell, all_damage, nobody
+from featcache.remote import DEFAULT, RemoteOptions, RemotePlace, is_url, with_pages
 
 # Origin of a cache: when and by what it was made, as far as that was recorded.
 
@@ -356,20 +359,29 @@ def damage_of(
 ) -> Iterator[Damage]:
     """Compare all files of a cache, of each of its sets, with what their parents say of them.
 
-    With `alone`, those of the generation that is open, and of no other one. `tell` is called with
-    the bytes of containers that were read, again and again.
+    With `alone`, those of the generation that is open, and of no other one, as always of a cache
+    behind a URL. `tell` is called with the bytes of containers that were read, again and again.
     """
-    if (remote := opened.settings.remote) is not None:
-        raise CacheError(
-            f"{remote.place.url} is behind a URL, and not verified there: pull it, which compares "
-            "all of it, or open it with check_reads=True, which compares what is read"
-        )
+    remote = opened.settings.remote
     for each in opened.sets.values() or (opened,):
-        manifest = replace(each.manifest, previous=None, tags={}) if alone else each.manifest
-        roots = each.settings.roots
-        yield from all_damage(
-            each.path, manifest, each.index, arrays=arrays, roots=roots, tell=tell
+        manifest, roots = each.manifest, each.settings.roots
+        if alone or remote is not None:
+            manifest = replace(manifest, previous=None, tags={})
+        if remote is not None:  # what is being built is not pushed
+            manifest = replace(manifest, building_files={}, building_parts=())
+            remote.fetch_all(each.path, manifest)
+        found = all_damage(
+            each.path, manifest, each.index, arrays=arrays, roots=roots, tell=tell, remote=remote
         )
+        yield from found if remote is None else (_in_store(each, remote) for each in found)
+
+
+def _in_store(damage: Damage, remote: RemoteCache) -> Damage:
+    """Return damage of what a shell stands for as that of the store."""
+    here, there = str(remote.directory), remote.place.url
+    if isinstance(damage, str):
+        return damage.replace(here, there)
+    return replace(damage, container=damage.container.replace(here, there))
 
 
 def _manifest(sets: Mapping[str, Generation], rows: int) -> Manifest:
@@ -422,6 +434,16 @@ def _arrays(opened: Generation, index: Index) -> dict[str, FeatureArrays]:
 
 
 CachePath = str | PathLike[str]
+
+
+def located(
+    path: CachePath, settings: OpenSettings = ALL, remote: RemoteOptions = DEFAULT
+) -> tuple[Path, OpenSettings]:
+    """Return the directory of a cache, of a URL its shell's, and settings to open it with."""
+    if not is_url(path):
+        return directory(path, "a cache").absolute(), settings
+    there = RemoteCache(with_pages(RemotePlace.of(cast(str, path), remote)))
+    return there.directory, settings._replace(remote=there)
 
 
 def open_generation(

@@ -7,8 +7,9 @@ those that hold arrays. It lies among the pages, so other processes and the next
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -105,9 +106,34 @@ class RemoteCache:
         names = (
             f"{prefix}{PARTS}/{part.name}/{file}" for part in manifest.parts for file in OF_PART
         )
+        self._fetch_at_once(names, self._fetch)
+
+    def fetch_all(self, directory: Path, manifest: Manifest) -> None:
+        """Fetch all files of a generation but its containers, so that these can be compared.
+
+        What the store lacks is not here then.
+
+        Args:
+            directory: the shell's, or that of a feature set in it.
+            manifest: of the generation.
+        """
+        prefix = self._prefix(directory)
+        parts = {f"{PARTS}/{part.name}/": part for part in manifest.parts}
+        names = [part + file for part in parts for file in OF_PART]
+        for part, entry in parts.items():
+            beside = (entry.tombstones, entry.stamps)
+            names += [part + each.file for each in beside if each is not None]
+        wanted = (prefix + name for name in (*names, *manifest.files))
+        self._fetch_at_once(wanted, self._fetch_if_there)
+
+    def _fetch_at_once(self, names: Iterable[str], fetch: Callable[[str], None]) -> None:
         lacking = [name for name in names if not (self.directory / name).exists()]
         with ThreadPoolExecutor(self.place.options.concurrency) as threads:
-            list(threads.map(self._fetch, lacking))
+            list(threads.map(fetch, lacking))
+
+    def _fetch_if_there(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            self._fetch(name)
 
     def _prefix(self, directory: Path) -> str:
         below = directory.relative_to(self.directory).as_posix()

@@ -11,15 +11,22 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import xxhash
 
-from featcache.container_files import PAGE_BYTES, Pages, bytes_at
+from featcache.container_files import PAGE_BYTES, Pages
 from featcache.declaration import FEW_FRAMES, FrameTimes
-from featcache.errors import CacheError, CorruptCacheError, NotACacheError, counted
+from featcache.errors import (
+    CacheError,
+    CorruptCacheError,
+    NotACacheError,
+    RemoteError,
+    counted,
+)
 from featcache.format.columns import ColumnFile, size_of
 from featcache.format.files import open_there, open_within
 from featcache.format.index import (
@@ -41,6 +48,7 @@ from featcache.format.manifest import (
 from featcache.format.part import COLUMNS, SEAL, read_part
 from featcache.interface import Ints
 from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Containers, Roots
+from featcache.reading.shell import RemoteCache
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -163,6 +171,8 @@ Tell = Callable[[int], object]
 Item = TypeVar("Item")
 _PAGES_AT_ONCE = 256
 _THREADS = 2  # while one reads, the other hashes
+_REMOTE_THREADS = 4  # each with 16 MiB
+_ASKED_AT_ONCE = 16  # containers, whether they are there
 
 
 def nobody(nbytes: int) -> None:
@@ -186,17 +196,56 @@ def page_damage(
         pages = known.of(container)
     except CacheError:
         yield f"container {known.file(container)!r}: {WRONG_PAGES}"
-    with contextlib.suppress(CacheError, FileNotFoundError):  # told by `container_damage`
-        with os.fdopen(known.open(container), "rb") as file:
-            if os.fstat(file.fileno()).st_size != index.containers.sizes[container]:
+    try:
+        with _opened(index.containers, container, known, containers) as file:
+            if file.size != index.containers.sizes[container]:
                 return
-            wrong = None if pages is None else wrong_pages(file.fileno(), pages, tell)
+            wrong = None if pages is None else _wrong_pages(file, pages, tell)
         if wrong is not None and not len(wrong):
             return
         arrays = tuple(_damaged_arrays(containers, index, container, wrong))
-        if arrays or wrong is not None:
-            numbers = None if wrong is None else tuple(wrong.tolist())
-            yield PageDamage(known.file(container), numbers, arrays)
+    except RemoteError:
+        raise
+    except (CacheError, FileNotFoundError) as error:
+        if containers.is_remote:  # it was replaced a moment ago
+            yield str(error)
+        return  # told by `container_damage`
+    if arrays or wrong is not None:
+        numbers = None if wrong is None else tuple(wrong.tolist())
+        yield PageDamage(known.file(container), numbers, arrays)
+
+
+class _Opened(NamedTuple):
+    """A container whose pages can be hashed, so many from one on; fewer where it ends."""
+
+    hashes: Callable[[int, int], Pages]
+    size: int
+    threads: int
+
+
+@contextlib.contextmanager
+def _opened(
+    columns: ContainerColumns, container: int, known: ContainerPages, containers: Containers
+) -> Iterator[_Opened]:
+    if not containers.is_remote:
+        with os.fdopen(known.open(container), "rb") as file:
+            yield _opened_file(file.fileno())
+        return
+    size = int(columns.sizes[container])
+
+    def hashes(first: int, count: int) -> Pages:
+        begin = first * PAGE_BYTES
+        data = containers.view(container, begin, min(count * PAGE_BYTES, size - begin)).data
+        starts = range(0, len(data), PAGE_BYTES)
+        found = [xxhash.xxh3_64_intdigest(data[at : at + PAGE_BYTES]) for at in starts]
+        return np.array(found, np.uint64)
+
+    yield _Opened(hashes, size, _REMOTE_THREADS)
+
+
+def _opened_file(descriptor: int) -> _Opened:
+    size = os.fstat(descriptor).st_size
+    return _Opened(partial(pages_of, descriptor), size, _THREADS)
 
 
 def wrong_pages(descriptor: int, pages: Pages, tell: Tell = nobody) -> Ints:
@@ -204,20 +253,25 @@ def wrong_pages(descriptor: int, pages: Pages, tell: Tell = nobody) -> Ints:
 
     Those that it lacks, and those that the disk cannot read, are among them.
     """
+    return _wrong_pages(_opened_file(descriptor), pages, tell)
+
+
+def _wrong_pages(file: _Opened, pages: Pages, tell: Tell) -> Ints:
     wrong: list[int] = []
-    size = os.fstat(descriptor).st_size
 
     def compare(first: int) -> list[int]:
-        return _wrong_from(descriptor, first, pages[first : first + _PAGES_AT_ONCE])
+        return _wrong_from(file, first, pages[first : first + _PAGES_AT_ONCE])
 
     starts = range(0, len(pages), _PAGES_AT_ONCE)
-    for first, found in zip(starts, _in_threads(compare, starts), strict=True):
+    for first, found in zip(starts, _in_threads(compare, starts, file.threads), strict=True):
         wrong += found
-        tell(max(min(_PAGES_AT_ONCE * PAGE_BYTES, size - first * PAGE_BYTES), 0))
+        tell(max(min(_PAGES_AT_ONCE * PAGE_BYTES, file.size - first * PAGE_BYTES), 0))
     return np.array(wrong, np.int64)
 
 
-def _in_threads(work: Callable[[int], Item], numbers: Sequence[int]) -> Iterator[Item]:
+def _in_threads(
+    work: Callable[[int], Item], numbers: Sequence[int], threads: int
+) -> Iterator[Item]:
     """Yield what some work returns for each number, in order, done by a few threads.
 
     An interrupt (Ctrl-C) waits for what they have begun, and for no more.
@@ -228,11 +282,11 @@ def _in_threads(work: Callable[[int], Item], numbers: Sequence[int]) -> Iterator
     from concurrent.futures import ThreadPoolExecutor  # whoever only opens a cache is quick without
 
     coming: deque[Future[Item]] = deque()
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         try:
             for number in numbers:
                 coming.append(pool.submit(work, number))
-                if len(coming) > _THREADS:
+                if len(coming) > threads:
                     yield coming.popleft().result()
             while coming:
                 yield coming.popleft().result()
@@ -241,23 +295,32 @@ def _in_threads(work: Callable[[int], Item], numbers: Sequence[int]) -> Iterator
                 each.cancel()
 
 
-def _wrong_from(descriptor: int, first: int, expected: Pages) -> list[int]:
+def _wrong_from(file: _Opened, first: int, expected: Pages) -> list[int]:
     """Return the numbers of those of some pages, from one on, that are not what was written."""
-    with unless_damaged():
-        found = pages_of(descriptor, first, len(expected))
+    with _unless_unreadable():
+        found = file.hashes(first, len(expected))
         differ = np.ones(len(expected), bool)
         differ[: len(found)] = found != expected[: len(found)]
         numbers: list[int] = (first + np.flatnonzero(differ)).tolist()
         return numbers
     of_pages = enumerate(expected.tolist(), first)  # one cannot be read: each by itself
-    return [number for number, page in of_pages if not _is_page(descriptor, number, page)]
+    return [number for number, page in of_pages if not _is_page(file, number, page)]
 
 
-def _is_page(descriptor: int, number: int, expected: int) -> bool:
-    with unless_damaged():
-        page = bytes_at(descriptor, PAGE_BYTES, number * PAGE_BYTES)
-        return len(page) > 0 and xxhash.xxh3_64_intdigest(page) == expected
+def _is_page(file: _Opened, number: int, expected: int) -> bool:
+    with _unless_unreadable():
+        return bool(file.hashes(number, 1).tolist() == [expected])
     return False
+
+
+@contextlib.contextmanager
+def _unless_unreadable() -> Iterator[None]:
+    """End a block at bytes that a disk cannot read; a store gives an object, or says why not."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, CacheError) or error.errno not in _DAMAGE:
+            raise
 
 
 def _damaged_arrays(
@@ -353,6 +416,12 @@ WHAT_TO_DO = (
     "put each of these files back, as it was written; or save all that is intact, and see what is "
     "lost, with featcache.store.repair(path) (first with dry_run=True)"
 )
+IN_A_STORE = "delete these objects, and push the cache again from where it was made"
+
+
+def remedy_of(remote: RemoteCache | None) -> str:
+    """Return what to do about damage of a cache on a disk, or of one in an object store."""
+    return WHAT_TO_DO if remote is None else IN_A_STORE
 
 
 def raise_damage(found: Iterable[Damage], what: str = "") -> None:
@@ -376,17 +445,34 @@ def container_damage(
     columns: ContainerColumns,
     numbers: Sequence[int] | None = None,
     adopted: AdoptedFiles | None = None,
+    remote: RemoteCache | None = None,
 ) -> Iterator[str]:
     """Return what is wrong with containers, all or some.
 
     One is not there, or not in the size that was written; an adopted one may also have changed.
     """
-    containers = Containers(cache, columns, mapped=False, adopted=adopted)
-    for number in range(len(columns)) if numbers is None else numbers:
+    containers = _unmapped(cache, columns, adopted, remote)
+
+    def damage(number: int) -> str | None:
         try:
             containers.check_file(number)
         except CorruptCacheError as error:
-            yield str(error)
+            return str(error)
+        return None
+
+    some = range(len(columns)) if numbers is None else numbers
+    found = map(damage, some) if remote is None else _in_threads(damage, some, _ASKED_AT_ONCE)
+    yield from filter(None, found)
+
+
+def _unmapped(
+    cache: Path,
+    columns: ContainerColumns,
+    adopted: AdoptedFiles | None,
+    remote: RemoteCache | None,
+) -> Containers:
+    files = None if remote is None else remote.files(cache, columns)
+    return Containers(cache, columns, mapped=False, adopted=adopted, remote=files)
 
 
 def _told(check: Callable[P, Iterable[Damage]]) -> Callable[P, Iterator[Damage]]:
@@ -398,6 +484,8 @@ def _told(check: Callable[P, Iterable[Damage]]) -> Callable[P, Iterator[Damage]]
             yield from check(*args, **kwargs)
         except FileNotFoundError as error:
             yield f"{str(error.filename)!r} is missing"
+        except RemoteError:
+            raise
         except CacheError as error:
             yield str(error)
 
@@ -412,6 +500,7 @@ def all_damage(
     arrays: bool,
     roots: Roots = NO_ROOTS,
     tell: Tell = nobody,
+    remote: RemoteCache | None = None,
 ) -> Iterator[Damage]:
     """Compare all files of a cache with what their parents say of them.
 
@@ -422,6 +511,7 @@ def all_damage(
         arrays: read the containers, too, not only their sizes.
         roots: places of adopted sources that count in place of those that the cache knows.
         tell: is called with the bytes of containers that were read, again and again.
+        remote: where the containers are, of a cache of which only the shell lies here.
     """
     kept = list(kept_manifests(cache))
     for name in filter(None, {manifest.name, manifest.previous, *manifest.tags.values()}):
@@ -429,7 +519,7 @@ def all_damage(
             yield f"{str(cache / manifest_file(name))!r} is missing"
     if manifest.index:
         yield from _column_damage(cache, manifest, manifest.index, manifest.index_digest)
-    yield from _generation_damage(cache, manifest, index, arrays, roots, tell)
+    yield from _generation_damage(cache, manifest, index, arrays, roots, tell, remote)
     yield from _building_damage(cache, manifest)
     for name in kept:
         yield from _kept_damage(cache, name, manifest, arrays, roots, tell)
@@ -465,17 +555,23 @@ def _building_damage(cache: Path, manifest: Manifest) -> Iterator[Damage]:
 
 
 def _generation_damage(
-    cache: Path, manifest: Manifest, index: Index, arrays: bool, roots: Roots, tell: Tell
+    cache: Path,
+    manifest: Manifest,
+    index: Index,
+    arrays: bool,
+    roots: Roots,
+    tell: Tell,
+    remote: RemoteCache | None = None,
 ) -> Iterator[Damage]:
     adopted = AdoptedFiles.of(cache, manifest.parts, index.containers, roots)
     for path, expected in manifest.files.items():
         yield from _file_damage(cache, manifest, path, expected)
     for entry in manifest.parts:
         yield from _part_damage(cache, manifest, entry)
-    yield from container_damage(cache, index.containers, adopted=adopted)
+    yield from container_damage(cache, index.containers, adopted=adopted, remote=remote)
     if arrays:
         known = ContainerPages(cache, manifest, index.containers, adopted)
-        containers = Containers(cache, index.containers, mapped=False, adopted=adopted)
+        containers = _unmapped(cache, index.containers, adopted, remote)
         collected = np.array([part.is_collected for part in manifest.parts], bool)
         for container in np.flatnonzero(collected[index.containers.parts]).tolist():
             yield from page_damage(index, container, known, containers, tell)

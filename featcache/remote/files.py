@@ -150,6 +150,14 @@ class RemoteFiles:
                 answer.result()
         self._requests.counts.read_bytes += len(out)
 
+    def check(self, file: int) -> None:
+        """Ask the store whether a file is there, in its size; whatever is here does not count.
+
+        Raises `CorruptCacheError` unless it is.
+        """
+        if size := self._size(file):
+            self._requests.some(self._name(file), 0, 1, size, self._etags).result()
+
     def _lacking(self, pieces: Iterable[Piece], most_bytes: int) -> list[Piece]:
         """Return what is not here of some pieces, until it is `most_bytes`."""
         found: list[Piece] = []

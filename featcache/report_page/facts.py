@@ -136,7 +136,7 @@ def facts_of(
     hours, hours_of = _hours(features, annotations)
     sets = list(opened.sets.values()) or [opened]
     return CacheFacts(
-        path=str(cache.path),
+        path=opened.place,
         made_from=made_from,
         table=table,
         features=features,

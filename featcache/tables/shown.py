@@ -8,7 +8,6 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -278,10 +277,10 @@ def _figures(table: FeatureTable, state: str) -> Iterator[tuple[str, str]]:
         yield state, ""
 
 
-def cache_line(table: FeatureTable, path: Path, state: str) -> str:
+def cache_line(table: FeatureTable, place: str, state: str) -> str:
     """Return a cache as a line."""
     hours, nbytes = hours_known(table), bytes_known(table)
     size = [counted(len(table), "utterance"), *([f"{hours:,.2f} h"] if hours is not None else [])]
     parts = [", ".join(size), features_line(table)]
     parts += [said_bytes(nbytes)] if nbytes is not None else []
-    return f"{str(path)!r}: {'; '.join(filter(None, [*parts, state]))}"
+    return f"{place!r}: {'; '.join(filter(None, [*parts, state]))}"

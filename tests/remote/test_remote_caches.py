@@ -16,13 +16,11 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from numpy.typing import NDArray
 from range_server import Fault, Handler, RangeServer, serving
 
 import featcache
 from featcache import CacheWriter, FeatureLoader, FeatureStorageConfig, errors
-from featcache.cli import main
 from featcache.errors import CacheError, ClosedError, ConfigError, CorruptCacheError, RemoteError
 from featcache.reading.shell import RemoteCache
 from featcache.remote import RemoteOptions, RemotePlace, pages, requests_to
@@ -401,16 +399,6 @@ def test_edits_are_refused_where_a_cache_is_only_read(server: RangeServer, tmp_p
     ):
         with pytest.raises(CacheError, match="only read"):
             edit()
-
-
-def test_a_cache_behind_a_url_is_not_called_damaged_but_not_verified(
-    server: RangeServer, tmp_path: Path
-) -> None:
-    with pytest.raises(CacheError, match="pull it"):
-        featcache.open(f"{server.url}/memmap", remote=options(tmp_path), verify="arrays")
-    result = CliRunner().invoke(main, ["verify", f"{server.url}/memmap"])
-    assert result.exit_code == 2
-    assert CliRunner().invoke(main, ["ls", f"{server.url}/memmap", "-n", "1"]).exit_code == 0
 
 
 @pytest.mark.parametrize(
