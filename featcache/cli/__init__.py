@@ -43,6 +43,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "adopt": ("make", "Make a cache of a store where it lies, without a copy."),
     "push": ("carry", "Copy a cache to an object store."),
     "pull": ("carry", "Copy a cache from an object store."),
+    "sync": ("carry", "Copy the later generation to where the earlier one is."),
 }
 IMPOSSIBLE, INTERRUPTED = 2, 130  # exit codes
 

@@ -1,4 +1,4 @@
-"""The verbs between a disk and an object store: `push` and `pull`."""
+"""The verbs between a disk and an object store: `push`, `pull`, `sync`."""
 
 from __future__ import annotations
 
@@ -54,6 +54,27 @@ def push(
 
 
 @verb
+@CACHE
+@URL
+@_settings
+@JSON
+def sync(
+    cache: str,
+    url: str,
+    endpoint: str | None,
+    region: str | None,
+    anonymous: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Push a cache to an object store, or pull it from there: the later generation of the two."""
+    from featcache import transfer
+
+    remote = _remote(endpoint, region, anonymous)
+    _tell("sync", transfer.sync(cache, url, remote=remote, dry_run=dry_run), dry_run, as_json)
+
+
+@verb
 @URL
 @CACHE
 @_settings
@@ -82,7 +103,12 @@ def _remote(endpoint: str | None, region: str | None, anonymous: bool) -> Remote
 
 def _tell(name: str, done: Transfer, dry_run: bool, as_json: bool) -> None:
     if as_json:
-        told = {"files": done.files, "bytes": done.nbytes, "skipped": done.skipped}
+        told = {
+            "way": done.verb,
+            "files": done.files,
+            "bytes": done.nbytes,
+            "skipped": done.skipped,
+        }
         print_json(name, {**told, "requests": done.requests, "dry_run": dry_run})
     else:
-        say(f"{'would copy' if dry_run else 'copied'} {done}")
+        say(f"{done.verb}: {'would copy' if dry_run else 'copied'} {done}")

@@ -26,7 +26,10 @@ from featcache.remote.places import RemotePlace
 
 T = TypeVar("T")
 STATUS = re.compile(r"\b([45]\d\d)\b")
-PIECE_BYTES = 16 << 20  # of an upload in pieces
+PIECE_BYTES = 8 << 20  # of an upload in pieces
+PIECES_AT_ONCE = 4  # of one upload
+DIGEST = "featcache"  # metadata of an object: the digest of what was put
+TRIES = 3
 RECENT = 256  # requests, whose speed is that of now
 KNOWN = 64  # latencies, from which on it is known that one is late
 LATE = 3.0  # times the latency of the slowest hundredth, after which a request is made again
@@ -227,10 +230,18 @@ class Requests:
         require_unforked(self.place.url)
         return begin(self._listed(prefix)).result()
 
-    def put(self, name: str, data: bytes | Path) -> Future[None]:
-        """Store an object that never changes, a file's bytes where a path is given."""
+    def put(self, name: str, data: bytes | Path, digest: str | None = None) -> Future[None]:
+        """Store an object that never changes, a file's bytes where a path is given.
+
+        A digest of it may be stored with it.
+        """
         require_unforked(self.place.url)
-        return begin(self._put(name, data))
+        return begin(self._put(name, data, digest))
+
+    def digest(self, name: str) -> Future[str | None]:
+        """Ask for the digest that an object was put with; None where it has none."""
+        require_unforked(self.place.url)
+        return begin(self._digest(name))
 
     def replace(self, name: str, data: bytes, etag: str | None) -> None:
         """Store an object in the place of the one with an ETag; None: where there is none.
@@ -374,22 +385,37 @@ class Requests:
     async def _listed(self, prefix: str) -> dict[str, int]:
         path = self.place.path(prefix)
         found: dict[str, int] = {}
-        try:
-            async for page in self._obstore.list(self._store, path):
-                found.update((each["path"], each["size"]) for each in page)
-        except Exception as error:
-            raise self._told(prefix, error) from None
+        for tries_left in reversed(range(TRIES)):  # obstore does not try a cut list again
+            try:
+                async for page in self._obstore.list(self._store, path):
+                    found.update((each["path"], each["size"]) for each in page)
+                break
+            except Exception as error:
+                if not tries_left:
+                    raise self._told(prefix, error) from None
         below = len(path) - len(prefix)
         return {name[below:]: size for name, size in found.items()}
 
-    async def _put(self, name: str, data: bytes | Path) -> None:
+    async def _put(self, name: str, data: bytes | Path, digest: str | None) -> None:
+        how = {"chunk_size": PIECE_BYTES, "max_concurrency": PIECES_AT_ONCE}
+        attributes = None if digest is None else {DIGEST: digest}
+        path = self.place.path(name)
         try:
             async with self._limit():
-                await self._obstore.put_async(
-                    self._store, self.place.path(name), data, chunk_size=PIECE_BYTES
-                )
+                await self._obstore.put_async(self._store, path, data, attributes=attributes, **how)
         except Exception as error:
             raise self._told(name, error) from None
+
+    async def _digest(self, name: str) -> str | None:
+        try:
+            async with self._limit():
+                answer = await self._get(name, {"head": True})
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise self._told(name, error) from None
+        found: str | None = answer.attributes.get(DIGEST)
+        return found
 
     async def _replace(self, name: str, data: bytes, etag: str | None) -> None:
         mode = "create" if etag is None else {"e_tag": etag}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -28,13 +29,10 @@ def endpoint() -> Iterator[str]:
 @pytest.fixture
 def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """An empty bucket, and credentials for it in the environment."""
-    from botocore.session import get_session
-
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "name")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
     name = tmp_path.name.replace("_", "-").lower()[-50:].strip("-")
-    client = get_session().create_client("s3", endpoint_url=endpoint, region_name="us-east-1")
-    client.create_bucket(Bucket=name)
+    urlopen(Request(f"{endpoint}/{name}", method="PUT")).close()  # botocore takes half a second
     return f"s3://{name}"
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fault_proxy import in_front_of
 from s3_server import bucket as bucket
 from s3_server import endpoint as endpoint
 from s3_server import obstore, store_of
@@ -15,9 +17,10 @@ from s3_server import obstore, store_of
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.cli import main
-from featcache.errors import CacheError, CorruptCacheError
+from featcache.errors import CacheError, CorruptCacheError, NotACacheError
+from featcache.format.manifest import read_manifest
 from featcache.remote import RemoteOptions, Requests
-from featcache.transfer import pull, push
+from featcache.transfer import pull, push, sync
 
 
 def write(path: Path, ids: range, backend: str = "memmap") -> None:
@@ -63,11 +66,14 @@ def test_a_later_generation_is_pushed_and_pulled_by_what_it_adds(
         write(tmp_path / "c", range(number, number + 1))
     added = push(tmp_path / "c", url, remote=how)
     assert added.skipped >= 3
-    with pytest.raises(CacheError, match="new directory"):
-        pull(url, tmp_path / "copy", remote=how)
-    pull(url, tmp_path / "new", remote=how)
-    assert len(featcache.open(tmp_path / "new", verify="arrays")) == 9
-    assert len(featcache.open(tmp_path / "copy", verify="arrays")) == 5
+    before = featcache.open(tmp_path / "copy")
+    said = pull(url, tmp_path / "copy", remote=how, dry_run=True)
+    assert pull(url, tmp_path / "copy", remote=how) == said
+    assert said.skipped == 3
+    after = featcache.open(tmp_path / "copy", verify="arrays")
+    assert values(after) == values(featcache.open(tmp_path / "c"))
+    assert (len(before), len(after)) == (5, 9)
+    assert len(values(before)) == 5  # whoever reads the one before goes on
 
 
 def test_tags_are_pushed_and_neither_side_loses_one(
@@ -89,30 +95,39 @@ def test_tags_are_pushed_and_neither_side_loses_one(
     assert {*featcache.open(tmp_path / "copy").tags} == {"aa", "bb"}
 
 
-@pytest.mark.parametrize("after", range(0, 6))
+@pytest.mark.parametrize("held", [0, 2])
 def test_a_pull_that_stops_anywhere_goes_on(
-    after: int, bucket: str, how: RemoteOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    held: int, bucket: str, how: RemoteOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(tmp_path / "c", range(3))
-    push(tmp_path / "c", f"{bucket}/train", remote=how)
-    left = [after]
-    rename = Path.replace
+    url, rename, stopped = f"{bucket}/train", Path.replace, 0
+    if held:
+        write(tmp_path / "c", range(held))
+        push(tmp_path / "c", url, remote=how)
+        pull(url, tmp_path / "copy", remote=how)
+    write(tmp_path / "c", range(held, 4))
+    push(tmp_path / "c", url, remote=how)
+    for after in range(40):
+        shutil.copytree(tmp_path / "copy", tmp_path / f"{after}") if held else None
+        left = [after]
 
-    def some(self: Path, target: Path) -> Path:
-        left[0] -= 1
-        if left[0] < 0:
-            raise KeyboardInterrupt
-        return rename(self, target)
+        def some(self: Path, target: Path, left: list[int] = left) -> Path:
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+            return rename(self, target)
 
-    monkeypatch.setattr(Path, "replace", some)
-    with contextlib.suppress(KeyboardInterrupt):
-        pull(f"{bucket}/train", tmp_path / "copy", remote=how)
-    monkeypatch.undo()
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "name")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
-    pull(f"{bucket}/train", tmp_path / "copy", remote=how)
-    assert len(featcache.open(tmp_path / "copy", verify="arrays")) == 3
-    assert not list((tmp_path / "copy").glob("work-*"))
+        with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+            patched.setattr(Path, "replace", some)
+            pull(url, tmp_path / f"{after}", remote=how)
+        if (tmp_path / f"{after}" / "featcache.json").exists():
+            assert len(featcache.open(tmp_path / f"{after}", verify="arrays")) in (held, 4)
+        pull(url, tmp_path / f"{after}", remote=how)
+        assert len(featcache.open(tmp_path / f"{after}", verify="arrays")) == 4
+        assert not list((tmp_path / f"{after}").glob("work-pull*"))
+        if left[0] >= 0:
+            break
+        stopped += 1
+    assert stopped > 5
 
 
 def test_generations_that_do_not_come_from_each_other_are_refused_by_name(
@@ -126,6 +141,8 @@ def test_generations_that_do_not_come_from_each_other_are_refused_by_name(
         push(tmp_path / "b", url, remote=how)
     with pytest.raises(CacheError, match="new directory"):
         pull(url, tmp_path / "b", remote=how)
+    with pytest.raises(CacheError, match="each other"):
+        sync(tmp_path / "b", url, remote=how)
     assert len(featcache.open(tmp_path / "b")) == 4
 
 
@@ -174,11 +191,17 @@ def test_a_push_that_stops_anywhere_leaves_the_generation_before_and_goes_on(
     for after in range(20):
         left = [after]
 
-        def some(self: Requests, name: str, data: bytes | Path, left: list[int] = left) -> object:
+        def some(
+            self: Requests,
+            name: str,
+            data: bytes | Path,
+            digest: str | None = None,
+            left: list[int] = left,
+        ) -> object:
             if not left[0]:
                 raise KeyboardInterrupt
             left[0] -= 1
-            return put(self, name, data)
+            return put(self, name, data, digest)
 
         monkeypatch.setattr(Requests, "put", some)
         try:
@@ -202,7 +225,7 @@ def test_the_command_pushes_and_pulls(
         "featcache",
         standalone_mode=False,
     )
-    assert capsys.readouterr().out.startswith("would copy 5 files")
+    assert capsys.readouterr().out.startswith("push: would copy 5 files")
     main.main(
         ["push", str(tmp_path / "c"), f"{bucket}/train", *store], "featcache", standalone_mode=False
     )
@@ -229,3 +252,156 @@ def test_what_was_damaged_on_the_way_is_not_published(
     with pytest.raises(CorruptCacheError, match="pull it again"):
         pull(f"{bucket}/train", tmp_path / "copy", remote=how)
     assert not (tmp_path / "copy" / "featcache.json").exists()
+
+
+def test_the_later_generation_is_copied_to_the_earlier_one(
+    bucket: str, how: RemoteOptions, tmp_path: Path
+) -> None:
+    url, a, b = f"{bucket}/train", tmp_path / "a", tmp_path / "b"
+    with pytest.raises(NotACacheError):
+        sync(a, url, remote=how)
+    write(a, range(3))
+    assert sync(a, url, remote=how).verb == "push"
+    assert sync(b, url, remote=how).verb == "pull"
+    for number in range(3, 6):  # more generations than a cache keeps
+        write(b, range(number, number + 1))
+    assert sync(b, url, remote=how).verb == "push"
+    with pytest.raises(CacheError, match="does not come"):
+        push(a, url, remote=how)
+    said = sync(a, url, remote=how, dry_run=True)
+    assert (said.verb, said) == ("pull", sync(a, url, remote=how))
+    assert values(featcache.open(a, verify="arrays")) == values(featcache.open(b))
+    assert sync(a, url, remote=how).requests == 1
+    write(a, range(6, 7))
+    write(b, range(7, 8))
+    assert sync(a, url, remote=how).verb == "push"
+    names = rf"{generation(b)}.* and '{generation(a)}'"
+    with pytest.raises(CacheError, match=names):
+        sync(b, url, remote=how)
+    with pytest.raises(CacheError, match="does not come"):
+        pull(url, b, remote=how)
+    assert len(featcache.open(b)) == 7
+
+
+def generation(path: Path) -> str:
+    return read_manifest(path).name
+
+
+def test_a_copy_on_a_disk_comes_from_the_same(
+    bucket: str, how: RemoteOptions, tmp_path: Path
+) -> None:
+    write(tmp_path / "a", range(3))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    write(tmp_path / "a", range(3, 4))
+    sync(tmp_path / "a", f"{bucket}/train", remote=how)
+    sync(tmp_path / "b", f"{bucket}/train", remote=how)
+    assert len(featcache.open(tmp_path / "b", verify="arrays")) == 4
+
+
+def test_parts_that_are_not_published_are_never_lost_to_a_pull(
+    bucket: str, how: RemoteOptions, tmp_path: Path
+) -> None:
+    url = f"{bucket}/train"
+    write(tmp_path / "a", range(3))
+    sync(tmp_path / "a", url, remote=how)
+    sync(tmp_path / "b", url, remote=how)
+    write(tmp_path / "a", range(3, 5))
+    sync(tmp_path / "a", url, remote=how)
+    with CacheWriter(tmp_path / "b", features=[FeatureStorageConfig("x")]) as writer:
+        writer.write("utt-9", {"x": np.zeros((1, 3), np.float32)})
+        writer.commit()
+        with pytest.raises(CacheError, match="being written"):
+            sync(tmp_path / "b", url, remote=how)
+        lost = tmp_path / "lost"
+        shutil.copytree(tmp_path / "b", lost)  # as after a kill
+    with pytest.raises(CacheError, match="not published"):
+        sync(lost, url, remote=how)
+    write(lost, range(3, 4))
+    assert "utt-9" in featcache.open(lost).ids
+
+
+@pytest.mark.parametrize("change", ["rewritten", "compacted", "compacted twice"])
+def test_a_pull_in_place_leaves_no_part_that_comes_back(
+    change: str, bucket: str, how: RemoteOptions, tmp_path: Path
+) -> None:
+    url, a, b = f"{bucket}/train", tmp_path / "a", tmp_path / "b"
+    write(a, range(3))
+    sync(a, url, remote=how)
+    sync(b, url, remote=how)
+    if change == "rewritten":
+        with CacheWriter(a, features=[FeatureStorageConfig("x")], overwrite=True) as writer:
+            writer.write("utt-0", {"x": np.ones((1, 3), np.float32)})
+    else:
+        featcache.open(a).delete(["utt-1"])
+        if change == "compacted twice":
+            featcache.open(a).compact()
+        featcache.open(a).delete(["utt-2"])
+        featcache.open(a).compact()
+    write(a, range(5, 6))
+    sync(a, url, remote=how)
+    if change == "compacted twice":
+        with pytest.raises(CacheError, match="new directory"):
+            sync(b, url, remote=how)
+        assert len(featcache.open(b, verify="arrays")) == 3
+        return
+    sync(b, url, remote=how)
+    write(b, range(6, 7))
+    assert [*featcache.open(b, verify="arrays").ids] == ["utt-0", "utt-5", "utt-6"]
+
+
+def test_an_object_of_the_right_size_that_is_another_is_sent_again(
+    bucket: str, how: RemoteOptions, tmp_path: Path, endpoint: str
+) -> None:
+    write(tmp_path / "c", range(3))
+    push(tmp_path / "c", f"{bucket}/train", remote=how)
+    for file in (tmp_path / "c").rglob("*.[cnj][opo]*"):
+        name = file.relative_to(tmp_path / "c").as_posix()
+        if name == "featcache.json" or not name.startswith(("index", "parts")):
+            continue
+        obstore.put(store_of(bucket, endpoint), f"train/{name}", bytes(file.stat().st_size))
+        assert push(tmp_path / "c", f"{bucket}/train", remote=how).files == 1
+    pull(f"{bucket}/train", tmp_path / "copy", remote=how)
+
+
+def test_requests_and_bytes_are_what_a_dry_run_says(
+    bucket: str, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("featcache.remote.io.PIECE_BYTES", 5 << 20)
+    monkeypatch.setattr("featcache.transfer.to_store.PIECE_BYTES", 5 << 20)
+    monkeypatch.setattr("featcache.transfer.to_disk.PIECE_BYTES", 5 << 20)
+    url = f"{bucket}/train"
+    write(tmp_path / "c", range(3))
+    with CacheWriter(tmp_path / "c", features=[FeatureStorageConfig("x")]) as writer:
+        writer.write("large", {"x": np.zeros((1 << 20, 3), np.float32)})
+    with in_front_of(endpoint) as proxy:
+        how = RemoteOptions(endpoint=proxy.url, region="us-east-1")
+        for number in (5, 6):
+            said = push(tmp_path / "c", url, remote=how, dry_run=True)
+            proxy.begin()
+            push(tmp_path / "c", url, remote=how)
+            puts = [each for each in proxy.asked if each.method in ("PUT", "POST")]
+            assert said.requests == len(proxy.asked)
+            assert said.nbytes <= sum(each.sent for each in puts) <= said.nbytes + 5000
+            said = pull(url, tmp_path / "copy", remote=how, dry_run=True)
+            proxy.begin()
+            pull(url, tmp_path / "copy", remote=how)
+            assert said.requests == len(proxy.asked)
+            got = sum(each.received for each in proxy.asked if "/train/" in each.path)
+            assert said.nbytes <= got <= said.nbytes + 10000
+            write(tmp_path / "c", range(number, number + 1))
+
+
+@pytest.mark.parametrize("fault", ["lost", "cut", "reset"])
+def test_what_breaks_on_the_way_is_asked_for_again(
+    fault: str, bucket: str, endpoint: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "c", range(3))
+    with in_front_of(endpoint) as proxy:
+        how = RemoteOptions(endpoint=proxy.url, region="us-east-1", retry_s=5.0)
+        last = push(tmp_path / "c", f"{bucket}/train", remote=how, dry_run=True).requests - 1
+        for at in (1, last):
+            proxy.begin(at, fault)
+            push(tmp_path / "c", f"{bucket}/{at}", remote=how)
+            proxy.begin(at, fault)
+            pull(f"{bucket}/{at}", tmp_path / f"{at}", remote=how)
+            assert len(featcache.open(tmp_path / f"{at}", verify="arrays")) == 3

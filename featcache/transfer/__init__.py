@@ -1,0 +1,110 @@
+"""`push`, `pull` and `sync`: a cache copied to an object store, from there to a disk, or both.
+
+What never changes goes first and is skipped where it is there already, the manifest last: a reader
+sees the generation before or the new one, and what was killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+from featcache._checks import directory
+from featcache.errors import CacheError, NotACacheError
+from featcache.format.files import explained
+from featcache.reading.opening import CachePath
+from featcache.remote import DEFAULT, RemoteOptions, RemotePlace, requests_to
+from featcache.transfer.lineage import Transfer, history_there, is_ancestor_of_cache, stored_at
+from featcache.transfer.to_disk import Pull
+from featcache.transfer.to_store import Push
+
+__all__ = ["Transfer", "pull", "push", "sync"]
+KEPT = "what is there already is kept: try again"
+
+
+def push(
+    cache: CachePath, url: str, *, remote: RemoteOptions = DEFAULT, dry_run: bool = False
+) -> Transfer:
+    """Copy the current generation of a cache to an object store, where it is opened by its URL.
+
+    Killed at any moment, the store has the generation before or the new one; the next push goes on.
+    Of two at once, one is first and the other is refused. Nothing is deleted there. Skipped is what
+    is there with its digest; what somebody else has put in its place is sent again. The bucket
+    needs a lifecycle rule for uploads that were not finished.
+
+    Args:
+        cache: the cache directory.
+        url: where to, `"s3://bucket/train"`.
+        remote: how the store is asked.
+        dry_run: only say what would be copied.
+
+    Raises `CacheError` for a cache of adopted sources or of feature sets (convert it), and where
+    the store has a generation that this one does not come from.
+    """
+    requests = requests_to(RemotePlace.of(url, remote))
+    path = directory(cache, "a cache").absolute()
+    with explained(path, lambda: KEPT):
+        return Push(path, requests).copy(stored_at(requests), dry_run)
+
+
+def pull(
+    url: str, cache: CachePath, *, remote: RemoteOptions = DEFAULT, dry_run: bool = False
+) -> Transfer:
+    """Copy the current generation of a cache in an object store to a directory.
+
+    That is a new one, or holds a generation which the one in the store comes from: then what it
+    lacks is fetched, and published there. All that is fetched is compared with its checksums before
+    it counts. Killed at any moment, the directory holds what it held, or the whole new generation;
+    the next pull goes on. Whoever reads the generation before goes on, as beside a writer.
+
+    Args:
+        url: where from, `"s3://bucket/train"`.
+        cache: the directory.
+        remote: how the store is asked.
+        dry_run: only say what would be copied.
+
+    Raises `NotACacheError` where there is no cache, `CacheError` where the directory holds another
+    one, or parts that are not published, `CorruptCacheError` for bytes that are not what was
+    written, `CacheLockedError` while somebody else writes the cache.
+    """
+    requests = requests_to(RemotePlace.of(url, remote))
+    path = directory(cache, "a cache").absolute()
+    there = stored_at(requests)
+    if there is None:
+        raise NotACacheError(f"{requests.place.url} holds no cache: there is no 'featcache.json'")
+    with explained(path, lambda: KEPT):
+        return Pull(path, requests, there).copy(dry_run)
+
+
+def sync(
+    cache: CachePath, url: str, *, remote: RemoteOptions = DEFAULT, dry_run: bool = False
+) -> Transfer:
+    """Copy the later generation of a cache to where the earlier one is: `push`, or `pull`.
+
+    Nothing is copied where both are the same.
+
+    Args:
+        cache: the cache directory; one that holds no cache is pulled into.
+        url: of the cache in an object store; where there is none it is pushed to.
+        remote: how the store is asked.
+        dry_run: only say what would be copied.
+
+    Raises what `push` and `pull` raise, and `CacheError` where neither generation comes from the
+    other.
+    """
+    requests = requests_to(RemotePlace.of(url, remote))
+    path = directory(cache, "a cache").absolute()
+    there = stored_at(requests)
+    with explained(path, lambda: KEPT):
+        target = None if there is None else Pull(path, requests, there)
+        here = None if target is None else target.here
+        if there is None or target is None:
+            return Push(path, requests).copy(None, dry_run)
+        if here is None or here.write_id == there.manifest.write_id:
+            return target.copy(dry_run)
+        if is_ancestor_of_cache(path, here, there.manifest):
+            return Push(path, requests).copy(there, dry_run)
+        if here.write_id in history_there(requests, there.manifest):
+            return target.copy(dry_run)
+    raise CacheError(
+        f"generation {here.name!r} of {str(path)!r} and {there.manifest.name!r} of "
+        f"{requests.place.url} do not come from each other: both were changed since they were the "
+        "same; push the one to another URL, or pull the other into another directory"
+    )

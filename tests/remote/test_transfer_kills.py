@@ -1,0 +1,122 @@
+"""A push, a pull or a sync is killed at each of its requests: the old generation or the new one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from fault_proxy import KILLED, FaultProxy, in_front_of
+from s3_server import bucket as bucket
+from s3_server import endpoint as endpoint
+from transfer_helpers import Generations, killed, values, write
+
+import featcache
+from featcache.errors import CacheError
+from featcache.transfer import Transfer, pull, push, sync
+
+FRAMES = 400_000  # more than one piece
+LIST_BYTES = 100  # of the list of generations before, which is sent each time
+
+
+@pytest.fixture
+def proxy(endpoint: str) -> Iterator[FaultProxy]:
+    with in_front_of(endpoint) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize(
+    ("verb", "fault", "frames"),
+    [(push, KILLED[0], FRAMES), (push, KILLED[1], 2), (sync, KILLED[0], 2)],
+)
+def test_a_push_that_is_killed_at_any_request(
+    verb: Callable[..., Transfer],
+    fault: str,
+    frames: int,
+    bucket: str,
+    proxy: FaultProxy,
+    tmp_path: Path,
+) -> None:
+    cache = Generations.of(tmp_path, proxy, bucket, frames)
+    for at in range(100):
+        name = f"{at}"
+        url = cache.url(name)
+        was_killed = killed(verb, (cache.new, url), cache, at, fault)
+        cache.require_whole(url, tmp_path / "pulled")
+        before = cache.objects(name)
+        push(cache.new, url, remote=cache.proxied)
+        after = cache.objects(name)
+        lacking = sum(each[1] for path, each in after.items() if before.get(path) != each)
+        assert cache.proxy.sent <= 1.01 * lacking + LIST_BYTES
+        assert len(featcache.open(url, remote=cache.direct)) == 4
+        if not was_killed:
+            break
+    assert 12 < at < 40
+
+
+@pytest.mark.parametrize(
+    ("is_new", "verb", "fault"),
+    [
+        (True, pull, KILLED[0]),
+        (True, pull, KILLED[1]),
+        (False, pull, KILLED[1]),
+        (False, sync, KILLED[0]),
+    ],
+)
+def test_a_pull_that_is_killed_at_any_request(
+    is_new: bool,
+    verb: Callable[..., Transfer],
+    fault: str,
+    bucket: str,
+    proxy: FaultProxy,
+    tmp_path: Path,
+) -> None:
+    cache = Generations.of(tmp_path, proxy, bucket)
+    url = cache.url("train")
+    push(cache.new, url, remote=cache.direct)
+    new = values(featcache.open(cache.new))
+    for at in range(100):
+        copy = tmp_path / f"{at}" if is_new else cache.copy(tmp_path / f"{at}")
+        where = (url, copy) if verb is pull else (copy, url)
+        was_killed = killed(verb, where, cache, at, fault)
+        if (copy / "featcache.json").exists():
+            assert len(featcache.open(copy, verify="arrays")) in (2, 4)
+        else:
+            assert is_new
+        pull(url, copy, remote=cache.direct)
+        assert values(featcache.open(copy, verify="arrays")) == new
+        assert not (copy / "work-pull").exists()
+        shutil.rmtree(copy)
+        if not was_killed:
+            break
+    assert 6 < at < 40
+
+
+@pytest.mark.parametrize("fault", ["none", KILLED[0]])
+def test_two_pushers_of_whom_one_may_be_killed(
+    fault: str, bucket: str, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    cache = Generations.of(tmp_path, proxy, bucket)
+    other = cache.copy(tmp_path / "other")
+    write(other, range(7, 9))
+    for at in range(100):
+        url = cache.url(f"{at}")
+        cache.proxy.meanwhile = lambda url=url: push_or_not(cache, other, url)
+        if fault == "none":
+            proxy.begin(at, fault, meanwhile=cache.proxy.meanwhile)
+            push_or_not(cache, cache.new, url, proxied=True)
+            came = proxy.number > at
+            proxy.begin()
+        else:
+            came = killed(push, (cache.new, url), cache, at, fault)
+        cache.require_whole(url, tmp_path / "pulled", other)
+        if not came:
+            break
+    assert 8 < at < 40
+
+
+def push_or_not(cache: Generations, path: Path, url: str, *, proxied: bool = False) -> None:
+    with suppress(CacheError):  # the other one was first
+        push(path, url, remote=cache.proxied if proxied else cache.direct)
