@@ -7,6 +7,7 @@ short, and without an error.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import importlib
 import math
 import os
@@ -36,6 +37,9 @@ LATE = 3.0  # times the latency of the slowest hundredth, after which a request 
 LEAST_LATE_S = 0.05
 BUSY = frozenset(("429", "503"))  # what a store says that is asked too often
 BURST_S = 0.5  # in which the requests at a time are halved once at most
+# Threads of obstore let go of Python's objects behind an answer; in an interpreter that ends
+# meanwhile they abort the process. So it ends so many seconds later.
+END_S = 0.1
 
 # One loop a process. What obstore began before a fork hangs in the child, and then in the parent:
 # so a child that inherits a loop gets an error in its place.
@@ -80,6 +84,7 @@ def loop() -> asyncio.AbstractEventLoop:
             _loop = asyncio.new_event_loop()
             name = "featcache-remote"
             threading.Thread(target=_loop.run_forever, name=name, daemon=True).start()
+            atexit.register(time.sleep, END_S)
         return _loop
 
 

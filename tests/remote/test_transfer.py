@@ -236,6 +236,10 @@ def test_the_command_pushes_and_pulls(
     )
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (told["verb"], told["files"], told["dry_run"]) == ("pull", 5, False)
+    main.main(
+        ["sync", str(tmp_path / "d"), f"{bucket}/train", *store], "featcache", standalone_mode=False
+    )
+    assert capsys.readouterr().out.startswith("pull: copied 0 files")
     assert len(featcache.open(tmp_path / "d", verify="arrays")) == 3
 
 

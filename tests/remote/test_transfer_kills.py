@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -120,3 +122,13 @@ def test_two_pushers_of_whom_one_may_be_killed(
 def push_or_not(cache: Generations, path: Path, url: str, *, proxied: bool = False) -> None:
     with suppress(CacheError):  # the other one was first
         push(path, url, remote=cache.proxied if proxied else cache.direct)
+
+
+def test_a_process_that_has_pulled_ends_well(
+    bucket: str, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    cache = Generations.of(tmp_path, proxy, bucket)
+    url, verb = cache.url("train"), [sys.executable, "-m", "featcache", "sync"]
+    store = ["--endpoint", cache.endpoint, "--region", "us-east-1"]
+    for _ in range(4):  # one in three was aborted by a thread of obstore
+        subprocess.run([*verb, str(cache.old), url, *store], check=True)
