@@ -9,8 +9,8 @@ lie in the root, and its name is the id, as in lhotse's `numpy_hdf5` and SpeechB
 
 Where the pattern is that of no dataset, files of a folder count as groups, `<file>/<dataset>`, such
 as `utt-1/feats` of `utt-1.h5`; if each has one dataset, called alike in all of them, the file's own
-name is the array's. A file with a dataset `offsets` or `lengths` in its root beside others has flat
-arrays, as `featcache.adoptable.flat_arrays` cuts them.
+name is the array's. A file with a dataset `offsets`, `lengths` or `ids` in its root beside others
+has arrays of all utterances, as `featcache.adoptable.flat_arrays` cuts them.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from featcache.adoptable import (
     Place,
     Readable,
     Stored,
+    TimeAxis,
     copied_as,
     data_files,
     files_called,
     frames_first,
 )
-from featcache.adoptable.flat_arrays import FlatNames, cuts, flat_names
+from featcache.adoptable.flat_arrays import Cut, FlatNames, cuts, flat_names
 from featcache.adoptable.names import Names, match_in_groups, refuse_features
 from featcache.adoptable.placed_arrays import ArrayColumns, found_features
 from featcache.errors import AdoptionError, FeatcacheError
@@ -68,14 +69,16 @@ class AdoptedHdf5:
 
     def index(self, place: Place, what: str, options: Options) -> Found:
         """Find the datasets of all files whose names the pattern matches."""
-        containers, names = [what] if what else _named_so(place), Names(options)
+        containers = [what] if what else _named_so(place)
         features: dict[str, ArrayColumns] = {}
-        for number, file, array in self._arrays(place, containers, names, what):
+        for number, file, array in self._arrays(place, containers, options, what):
             if array.feature not in features:
-                axis = options.time_axis if array.window is None else 0
+                axis = options.time_axis if array.cut is None else array.cut.time_axis
                 features[array.feature] = ArrayColumns(array.feature, axis, copies=True)
-            placed = file.place(array.dataset, array.opened)
-            features[array.feature].add(array.id, number, placed, array.window)
+            placed, window = file.place(array.dataset, array.opened), None
+            if array.cut is not None:
+                placed, window = placed.cut(array.cut.row), array.cut.window
+            features[array.feature].add(array.id, number, placed, window)
         ids = next(iter(features.values())).ids
         found = found_features(place.name, features, ids, is_named=options.pattern is not None)
         return Found(containers, ids, found)
@@ -85,13 +88,13 @@ class AdoptedHdf5:
         """Read datasets by HDF5, in whatever chunks, filters and byte order."""
         paths = [what] if what else _named_so(place)
         found: dict[str, dict[str, _Readable]] = {}  # by feature, then by id
-        for number, file, array in self._arrays(place, paths, Names(options), what):
+        for number, file, array in self._arrays(place, paths, options, what):
             known = found.setdefault(array.feature, {})
             if array.id in known:
                 raise AdoptionError(f"utterance {array.id!r} is there twice, in {paths[number]!r}")
             shape, dtype = file.readable(array.dataset, array.opened)
-            if array.window is not None:
-                shape = (array.window[1] - array.window[0], *shape[1:])
+            if array.cut is not None:
+                shape = array.cut.shape(shape)
             known[array.id] = _Readable(number, array._replace(opened=None), shape, dtype)
         ids = list(next(iter(found.values())))
         for feature, each in found.items():
@@ -109,9 +112,9 @@ class AdoptedHdf5:
                 arrays = {}
                 for feature, each in found.items():
                     file, array, shape, _ = each[ids[number]]
-                    if array.window is not None:
-                        some = slice(*array.window)
-                        arrays[feature] = opened.file(file).read(array.dataset, some)
+                    if array.cut is not None:
+                        some = opened.file(file).read(array.dataset, array.cut.rows)
+                        arrays[feature] = array.cut.taken(some)
                     else:
                         whole = opened.file(file).read(array.dataset)
                         arrays[feature] = whole.transpose(frames_first(shape, options.time_axis))
@@ -124,9 +127,10 @@ class AdoptedHdf5:
         return Hdf5Datasets(place.local(path))
 
     def _arrays(
-        self, place: Place, paths: Sequence[str], names: Names, what: str
+        self, place: Place, paths: Sequence[str], options: Options, what: str
     ) -> Iterator[tuple[int, Hdf5Datasets, _Array]]:
         """Yield all arrays whose names the pattern matches, each with its file, which is open."""
+        names = Names(options)
         if not names.is_given and len(paths) > 1:
             with (
                 closing(self.open(place, paths[0])) as one,
@@ -137,7 +141,8 @@ class AdoptedHdf5:
             some = False
             for number, path in enumerate(paths):
                 with closing(self.open(place, path)) as file:
-                    for array in _in_file(file, names, partial(way, path), place.name):
+                    named = partial(way, path)
+                    for array in _in_file(file, names, named, place.name, options.time_axis):
                         some = True
                         yield number, file, array
             if some:
@@ -163,13 +168,13 @@ KIND = AdoptedHdf5()
 
 
 class _Array(NamedTuple):
-    """A dataset that holds an array, or frames of a dataset that holds all of them."""
+    """A dataset that holds an array, or a part of a dataset that holds all of them."""
 
     feature: str
     id: str
     dataset: str
     opened: h5py.h5d.DatasetID | None = None  # where it is at hand
-    window: tuple[int, int] | None = None
+    cut: Cut | None = None
 
 
 class _Readable(NamedTuple):
@@ -205,12 +210,16 @@ class _OpenFiles:
 
 
 def _in_file(
-    file: Hdf5Datasets, names: Names, name_of: Callable[[str], str], source: str
+    file: Hdf5Datasets,
+    names: Names,
+    name_of: Callable[[str], str],
+    source: str,
+    time_axis: TimeAxis,
 ) -> Iterator[_Array]:
     """Yield the arrays of a file that the pattern names."""
     flat = None if names.is_given else flat_names(file.in_root())
     if flat is not None:
-        yield from _in_flat(file, flat, names, source)
+        yield from _in_flat(file, flat, names, source, time_axis)
         return
     for dataset, opened in file.all():
         matched = match_in_groups(names, name_of(dataset), source)
@@ -218,18 +227,16 @@ def _in_file(
             yield _Array(*matched, dataset, opened)
 
 
-def _in_flat(file: Hdf5Datasets, flat: FlatNames, names: Names, source: str) -> Iterator[_Array]:
-    """Yield the utterances that flat arrays of a file are cut into."""
+def _in_flat(
+    file: Hdf5Datasets, flat: FlatNames, names: Names, source: str, time_axis: TimeAxis
+) -> Iterator[_Array]:
+    """Yield the utterances that arrays of a file, which hold all of them, are cut into."""
     shapes = {name: file.readable(name)[0] for name in flat.frames}
-    for name, shape in shapes.items():
-        if not shape:
-            raise AdoptionError(f"{source!r}: dataset {name!r} is one number, no frames; {CONVERT}")
-    rows = {name: shape[0] for name, shape in shapes.items()}
-    cut = cuts(source, rows, flat, file.read, file.texts)
+    cut = cuts(source, shapes, flat, file.read, file.texts, time_axis)
     for dataset in flat.frames:
         feature = names.feature if len(flat.frames) == 1 else dataset
-        for id, begin, end in zip(cut.ids, cut.begin.tolist(), cut.end.tolist(), strict=True):
-            yield _Array(feature, id, dataset, None, (begin, end))
+        for each in cut.each():
+            yield _Array(feature, each.id, dataset, None, each)
 
 
 def _refuse_alike(source: str, one: Hdf5Datasets, other: Hdf5Datasets) -> None:
@@ -250,7 +257,8 @@ def _stored(
 ) -> Stored:
     """Return what arrays are as a feature."""
     shapes, dtypes = [each.shape for each in arrays], [each.dtype for each in arrays]
-    axis = options.time_axis if arrays[0].array.window is None else 0
+    cut = arrays[0].array.cut
+    axis = options.time_axis if cut is None else cut.turned_axis
     return copied_as(feature, ids, shapes, dtypes, axis)
 
 
@@ -264,9 +272,11 @@ def _named_so(place: Place) -> list[str]:
 
 
 def _is_hdf5(place: Place, path: str) -> bool:
+    # a tar whose first member is such a file begins so, too
+    begins = USER_BLOCKS if not path.endswith(".tar") else USER_BLOCKS[:1]
     with place.open(path) as file:
         return any(
             file.read(begin, len(SIGNATURE)) == SIGNATURE
-            for begin in USER_BLOCKS
+            for begin in begins
             if begin + len(SIGNATURE) <= file.size
         )

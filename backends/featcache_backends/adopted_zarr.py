@@ -1,8 +1,8 @@
 """Zarr groups of others, formats 2 and 3, adopted where they lie: chunks as extents.
 
-One array an utterance, named as datasets of HDF5 are (`adopted_hdf5`); or flat arrays in the root
-beside `offsets` or `lengths` (`featcache.adoptable.flat_arrays`). Understood are chunks of whole
-frames without a compressor, which are files of their own::
+One array an utterance, named as datasets of HDF5 are (`adopted_hdf5`); or arrays of all utterances
+in the root beside `offsets`, `lengths` or `ids` (`featcache.adoptable.flat_arrays`). Understood are
+chunks of whole frames without a compressor, which are files of their own::
 
     <array>/.zarray      format 2: shape, chunks, dtype, order, and null as compressor and filters
     <array>/<i>.0...     chunk i, of full size also at the end; in folders <i>/0... where
@@ -36,7 +36,7 @@ from featcache.adoptable import (
     copied_as,
     frames_first,
 )
-from featcache.adoptable.flat_arrays import cuts, flat_names, ids_in
+from featcache.adoptable.flat_arrays import Cut, cuts, flat_names, ids_in
 from featcache.adoptable.names import Names, match_in_groups, refuse_features
 from featcache.adoptable.placed_arrays import ArrayColumns, PlacedArray, found_features
 from featcache.errors import AdoptionError
@@ -46,7 +46,6 @@ ENDS = ("/.zarray", "/zarr.json")
 ROOTS = {".zgroup", ".zarray", ".zmetadata", "zarr.json"}
 MOST_BYTES = 1 << 22  # of a description
 MOST_CHUNKS = 1 << 24
-Window = tuple[int, int] | None
 
 
 class AdoptedZarr:
@@ -64,11 +63,14 @@ class AdoptedZarr:
         store = _Store.of(place)
         containers: dict[str, int] = {}
         features: dict[str, ArrayColumns] = {}
-        for feature, id, array, window in _arrays(store, Names(options)):
+        for feature, id, array, cut in _arrays(store, options):
             if feature not in features:
-                axis = options.time_axis if window is None else 0
+                axis = options.time_axis if cut is None else cut.time_axis
                 features[feature] = ArrayColumns(feature, axis, copies=True)
-            features[feature].add(id, 0, store.placed(array, containers), window)
+            placed, window = store.placed(array, containers), None
+            if cut is not None:
+                placed, window = placed.cut(cut.row), cut.window
+            features[feature].add(id, 0, placed, window)
         ids = next(iter(features.values())).ids
         found = found_features(place.name, features, ids, is_named=options.pattern is not None)
         return Found([*containers], ids, found)
@@ -77,9 +79,9 @@ class AdoptedZarr:
     def readable(self, place: Place, what: str, options: Options) -> Iterator[Readable]:
         """Read arrays by zarr, however they are stored."""
         store = _Store.of(place)
-        found: dict[str, dict[str, tuple[_Array, Window]]] = {}
-        for feature, id, array, window in _arrays(store, Names(options)):
-            if found.setdefault(feature, {}).setdefault(id, (array, window)) != (array, window):
+        found: dict[str, dict[str, tuple[_Array, Cut | None]]] = {}
+        for feature, id, array, cut in _arrays(store, options):
+            if found.setdefault(feature, {}).setdefault(id, (array, cut)) != (array, cut):
                 raise AdoptionError(f"{place.name!r}: utterance {id!r} is there twice")
         ids = list(next(iter(found.values())))
 
@@ -92,7 +94,8 @@ class AdoptedZarr:
                 raise AdoptionError(f"utterance {id!r} has not all features, as {name!r}")
             dtypes = [each[id][0].dtype for id in ids]
             shapes = [_shape(*each[id]) for id in ids]
-            axis = options.time_axis if each[ids[0]][1] is None else 0
+            cut = each[ids[0]][1]
+            axis = options.time_axis if cut is None else cut.turned_axis
             features[name] = copied_as(name, ids, shapes, dtypes, axis)
         if options.pattern is None:
             refuse_features(place.name, ids, next(iter(features.values())).rows)
@@ -127,33 +130,34 @@ class _Array:
         return f"{self.name}/{self.separator.join(places)}".lstrip("/")
 
 
-def _shape(array: _Array, window: Window) -> tuple[int, ...]:
-    """Return the shape of an array, or of a window."""
-    return array.shape if window is None else (window[1] - window[0], *array.shape[1:])
+def _shape(array: _Array, cut: Cut | None) -> tuple[int, ...]:
+    """Return the shape of an array, or of the part of it that is an utterance."""
+    return array.shape if cut is None else cut.shape(array.shape)
 
 
-def _arrays(store: _Store, names: Names) -> Iterator[tuple[str, str, _Array, Window]]:
-    """Yield feature, id, array and window of what the pattern names."""
+def _arrays(store: _Store, options: Options) -> Iterator[tuple[str, str, _Array, Cut | None]]:
+    """Yield feature, id, array and part of it, of what the pattern names."""
+    names = Names(options)
     by_name = {array.name: array for array in store.arrays}
     flat = None
     if not names.is_given:
         flat = flat_names(name for name in by_name if "/" not in name)
     some = False
     if flat is not None:
-        rows = {name: (*by_name[name].shape, 0)[0] for name in flat.frames}
         cut = cuts(
             store.name,
-            rows,
+            {name: by_name[name].shape for name in flat.frames},
             flat,
             lambda name: store.values(by_name[name]),
             lambda name: ids_in(store.name, name, store.values(by_name[name])),
+            options.time_axis,
         )
         for name in flat.frames:
             feature = names.feature if len(flat.frames) == 1 else name
             store.check_type(by_name[name])
-            for id, begin, end in zip(cut.ids, cut.begin.tolist(), cut.end.tolist(), strict=True):
+            for each in cut.each():
                 some = True
-                yield feature, id, by_name[name], (begin, end)
+                yield feature, each.id, by_name[name], each
     else:
         for name, array in by_name.items():
             if matched := match_in_groups(names, name, store.name):
@@ -232,12 +236,12 @@ class _Store:
             ) from error
         return found
 
-    def read(self, array: _Array, window: Window, options: Options) -> NDArray[Any]:
-        """Read an array, or frames of it, by zarr, the frames first."""
-        found = self.values(array, None if window is None else slice(*window))
+    def read(self, array: _Array, cut: Cut | None, options: Options) -> NDArray[Any]:
+        """Read an array, or a part of it, by zarr, the frames first."""
+        found = self.values(array, None if cut is None else cut.rows)
         found = np.asarray(found, found.dtype.newbyteorder("="))
-        if window is not None:
-            return found
+        if cut is not None:
+            return cut.taken(found)
         return found.transpose(frames_first(found.shape, options.time_axis))
 
     def _refuse(self, array: _Array, why: str) -> NoReturn:

@@ -374,6 +374,8 @@ def _guess(shapes: set[tuple[int, ...]]) -> str:
         return "; was a batch axis left in? store array[0] of each"
     if all(len(shape) == 2 for shape in shapes) and len({shape[0] for shape in shapes}) == 1:
         return "; are they transposed? give time_axis=1 if the second axis is the frames"
+    if len({shape[:-1] for shape in shapes}) == 1:
+        return "; are the frames the last axis? give time_axis=-1 if they are"
     return ""
 
 

@@ -69,6 +69,23 @@ class PlacedArray(NamedTuple):
             axes=tuple(axes.index(axis) for axis in self.axes or range(len(axes))),
         )
 
+    def row(self, number: int) -> PlacedArray:
+        """Return the array at a place of the first axis.
+
+        Raises `AdoptionError` where its bytes do not lie side by side.
+        """
+        if self.codec != RAW or self.order != tuple(sorted(self.order)):
+            raise AdoptionError(
+                f"rows of an array of shape {self.shape} do not lie one after the other, or are "
+                f"compressed; {COPY}"
+            )
+        placed, _ = _raw_window(self._replace(axes=()), (number, number + 1))
+        return placed._replace(shape=self.shape[1:], block_rows=0)
+
+    def cut(self, row: int | None) -> PlacedArray:
+        """Return a row, or all of it."""
+        return self if row is None else self.row(row)
+
 
 class NamedArrays(Protocol):
     """An open file that holds arrays by name."""

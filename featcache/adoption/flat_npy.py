@@ -1,10 +1,11 @@
-"""`.npy` files of the frames of all utterances, with arrays beside them that say how to cut them.
+"""`.npy` files that hold all utterances, with arrays beside them that say how to cut them.
 
-On disk, in one folder::
+On disk, in one folder (`flat_arrays` has what they mean)::
 
-    <feature>.npy    all frames of the utterances, one after the other: (all frames, *dims)
+    <feature>.npy    all frames of the utterances, one after the other: (all frames, *dims); or
+                     padded: (utterances, frames, *dims); or a row an utterance: (utterances, *dims)
     lengths.npy      integers, the number of frames of each utterance; or
-    offsets.npy      integers, the first frame of each, and maybe the end (`flat_arrays`)
+    offsets.npy      integers, the first frame of each, and maybe the end; of rows, neither
     ids.npy          their ids, an array of text; or ids.txt, one a line; else they are numbers
 
 fairseq's text files of lengths are another kind, `fairseq`.
@@ -35,34 +36,34 @@ class FlatKind:
     name = "flat_npy"
 
     def recognises(self, place: Place, what: str) -> bool:
-        """Whether arrays of offsets or lengths lie beside others in a folder."""
+        """Whether arrays of offsets, lengths or ids lie beside others in a folder."""
         return _names(place, what) is not None
 
     def index(self, place: Place, what: str, options: Options) -> Found:
         """Cut the arrays where offsets or lengths say."""
         names = _names(place, what)
         if names is None:
-            raise AdoptionError(f"{place.name!r} has no array beside one of offsets or lengths")
+            raise AdoptionError(f"{place.name!r} has no array beside offsets, lengths or ids")
         folder = _folder(what)
         paths = [f"{folder}{name}{NPY}" for name in names.frames]
         headers = [npy_header_of(place, path, "all") for path in paths]
         for path, header in zip(paths, headers, strict=True):
             check_in_rows(path, header)
-        rows = {path: header.shape[0] for path, header in zip(paths, headers, strict=True)}
         cut = cuts(
             place.name,
-            rows,
+            {name: header.shape for name, header in zip(names.frames, headers, strict=True)},
             names,
             lambda name: _loaded(place, f"{folder}{name}{NPY}"),
             lambda name: _ids(place, folder, name),
+            options.time_axis,
         )
         features = {}
         for number, (name, header) in enumerate(zip(names.frames, headers, strict=True)):
             feature = options.feature if len(paths) == 1 else name
-            columns = ArrayColumns(feature, 0)
+            columns = ArrayColumns(feature, cut.time_axis)
             placed = header.placed()
-            for id, begin, end in zip(cut.ids, cut.begin.tolist(), cut.end.tolist(), strict=True):
-                columns.add(id, number, placed, (begin, end))
+            for each in cut.each():
+                columns.add(each.id, number, placed.cut(each.row), each.window)
             features[feature] = columns.found(cut.ids)
         return Found(paths, cut.ids, features)
 
@@ -79,14 +80,21 @@ def _names(place: Place, what: str) -> FlatNames | None:
     """Return the arrays of the folder, or the one that the user named, and what cuts them."""
     if is_pattern(place.name) or (what and not what.endswith(NPY)):
         return None
-    there = place.names(_folder(what))
-    names = flat_names(name.removesuffix(NPY) for name in there if name.endswith(NPY))
-    if names is None:
+    folder = _folder(what)
+    there = place.names(folder)
+    arrays = [name.removesuffix(NPY) for name in there if name.endswith(NPY)]
+    listed = IDS if IDS in there else None
+    names = flat_names(arrays) or (listed and flat_names([*arrays, IDS.removesuffix(".txt")]))
+    if not names:
         return None
     if what:
         names = names._replace(frames=[what.rpartition("/")[2].removesuffix(NPY)])
-    if names.ids is None and IDS in there:
-        names = names._replace(ids=IDS)
+    if listed and f"{names.ids}{NPY}" not in there:
+        names = names._replace(ids=listed)
+    if names.offsets is None and names.lengths is None and names.ids is not None:
+        listed_ids = {id.removesuffix(NPY) for id in _ids(place, folder, names.ids)}
+        if {*names.frames} & listed_ids:  # a list of files, of an utterance each
+            return None
     return names
 
 

@@ -26,6 +26,7 @@ from featcache.adoptable import (
     Readable,
     files_called,
 )
+from featcache.adoptable.flat_arrays import flat_names
 from featcache.adoptable.names import EACH, Names
 from featcache.adoptable.placed_arrays import ArrayColumns, PlacedArray, found_features
 from featcache.adoption.libraries import torch_files
@@ -350,6 +351,8 @@ class PtKind:
                 with place.open(path) as source:
                     held = _held(source, id)
                     _check_content(held.value, names)
+                    if not names.is_given:
+                        _refuse_cut(held.where, held.content(feature))
                     for name, value in held.content(feature).items():
                         if isinstance(value, SavedTensor):
                             mine = tensors.setdefault(name, _columns(name, options))
@@ -406,6 +409,7 @@ def _of_one(place: Place, path: str, options: Options) -> Found | None:
         content = held.content("")
         if "" in content:
             return None
+        _refuse_cut(held.where, content)
         tensors = {id: each for id, each in content.items() if isinstance(each, SavedTensor)}
         columns = _columns(options.feature, options)
         for id, each in tensors.items():
@@ -419,6 +423,18 @@ def _of_one(place: Place, path: str, options: Options) -> Found | None:
         )
     ids = list(tensors)
     return Found([path], ids, {options.feature: columns.found(ids)})
+
+
+def _refuse_cut(where: str, content: Mapping[str, object]) -> None:
+    """Raise `AdoptionError` for tensors of all utterances, beside offsets, lengths or ids."""
+    names = flat_names(content)
+    for name in names[1:] if names else ():
+        each = content.get(name or "")
+        is_column = isinstance(each, SavedTensor) and len(each.shape) == 1 and each.shape[0] > 1
+        if is_column or (isinstance(each, list) and name == (names and names.ids)):
+            raise AdoptionError(
+                f"{where} has {name!r}, as tensors of several utterances have; {COPY}"
+            )
 
 
 def _columns(feature: str, options: Options) -> ArrayColumns:

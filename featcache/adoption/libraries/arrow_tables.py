@@ -283,6 +283,7 @@ class _Index:
                 f"{LOAD_IT}"
             )
         values = [each.name for each in fields if _is_value(each.type) and each.name != self._id]
+        self._refuse_shapes(fields.names)
         if others := {*fields.names} - {*self._features, *values, self._id}:
             _log.warning("%r: columns %s are left out", source, ", ".join(sorted(others)))
         self.ids: list[str] = []
@@ -311,6 +312,16 @@ class _Index:
                 array = array.reshape(stored.rows[row], *stored.dims)
             found[name] = array
         return found
+
+    def _refuse_shapes(self, names: Sequence[str]) -> None:
+        """Raise `AdoptionError` where a column says the shape of arrays that were laid flat."""
+        for name in self._features:
+            whose, _, last = name.replace(".", "_").rpartition("_")
+            if last == "shape" and (not whose or any(each.startswith(whose) for each in names)):
+                raise AdoptionError(
+                    f"{self._source!r}: column {name!r} has the shapes of arrays that were laid "
+                    f"flat; reshape them; {LOAD_IT}"
+                )
 
     def _id_of(self, names: Sequence[str]) -> str:
         found = next((name for name in IDS if name in names), None)

@@ -7,7 +7,7 @@ which a library opens one.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,17 +19,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.adoptable import (
+    CONVERT,
     COPY,
     Found,
     Options,
     Place,
     Readable,
     Stored,
+    TimeAxis,
     Value,
     common_dtype,
     data_files,
     frames_first,
     stored_as,
+)
+from featcache.adoptable.flat_arrays import (
+    IDS,
+    LENGTHS,
+    OFFSETS,
+    Cut,
+    CutArrays,
+    FlatNames,
+    cuts,
+    flat_names,
+    ids_in,
 )
 from featcache.adoptable.names import EACH, Names, refuse_features
 from featcache.adoptable.placed_arrays import ArrayColumns, PlacedArray
@@ -39,6 +52,7 @@ from featcache.errors import AdoptionError
 UNNAMED = frozenset({"", "arr_0"})  # keys of the only array of a file, which no one chose
 LOOK_AT = 64  # files, to recognise a folder
 OPEN_FILES = 8
+NO_COLUMNS: Mapping[str, NDArray[Any]] = {}
 
 
 class ArrayInfo(NamedTuple):
@@ -67,6 +81,15 @@ class OpenedArrays(Protocol):
         """Close the file."""
 
 
+def is_list_of_texts(value: object) -> bool:
+    """Whether a value is a list of texts, such as ids."""
+    return isinstance(value, list | tuple) and len(value) > 0 and all(map(_is_text, value))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
 # `Arranged`: arrays by utterance and feature.
 
 
@@ -76,6 +99,36 @@ class Content(NamedTuple):
     stem: str
     arrays: Mapping[str, ArrayInfo]
     values: Mapping[str, object]
+    # those that may say how the others are cut into utterances, by `flat_arrays`
+    columns: Mapping[str, NDArray[Any]] = NO_COLUMNS
+
+    @classmethod
+    def of(cls, stem: str, file: OpenedArrays) -> Content:
+        """Read what a file holds, and lists of offsets, lengths and ids."""
+        arrays, values = file.arrays(), file.values()
+        columns = {
+            key: file.read(key)
+            for key, info in arrays.items()
+            if key.lower() in OFFSETS | LENGTHS | IDS and len(info.shape) == 1
+        }
+        texts = {key: value for key, value in values.items() if is_list_of_texts(value)}
+        columns |= {key: np.array(value) for key, value in texts.items() if key.lower() in IDS}
+        return cls(stem, arrays, values, columns)
+
+    def cuts(self, source: str, time_axis: TimeAxis) -> tuple[FlatNames, CutArrays] | None:
+        """Return how arrays are cut into utterances; None where no array says so.
+
+        Raises `AdoptionError` where the arrays that say so do not cut the others.
+        """
+        names = flat_names({**self.arrays, **self.columns})
+        if names is None or not all(name in self.columns for name in names[1:] if name):
+            return None
+        shapes = {name: self.arrays[name].shape for name in names.frames}
+        where = f"{source}, {self.stem}"
+        read, columns = self.columns.__getitem__, self.columns
+        return names, cuts(
+            where, shapes, names, read, lambda key: ids_in(where, key, columns[key]), time_axis
+        )
 
 
 class ArrayPlace(NamedTuple):
@@ -84,6 +137,19 @@ class ArrayPlace(NamedTuple):
     file: int
     key: str
     info: ArrayInfo
+    cut: Cut | None = None  # where the array holds all utterances
+
+    def shape(self, time_axis: TimeAxis) -> tuple[int, ...]:
+        """Return the shape of the utterance, the frames first."""
+        if self.cut is not None:
+            return self.cut.shape(self.info.shape)
+        return tuple(self.info.shape[axis] for axis in frames_first(self.info.shape, time_axis))
+
+    def taken(self, array: NDArray[Any], time_axis: TimeAxis) -> NDArray[Any]:
+        """Return the utterance, the frames first."""
+        if self.cut is not None:
+            return self.cut.taken(array[self.cut.rows])
+        return array.transpose(frames_first(array.shape, time_axis))
 
 
 @dataclass(frozen=True)
@@ -108,7 +174,10 @@ class Arranged:
         Raises `AdoptionError` where the names can mean either, or an array lacks.
         """
         if not any(each.arrays for each in files):
-            raise AdoptionError(f"{source!r} holds no array")
+            raise AdoptionError(f"{source!r} holds no array; {CONVERT}")
+        if options.pattern is None and (cut := _cut_arrays(source, files, options, one)):
+            return cut
+        _refuse_texts(source, files)
         labels = _labels(source, files, options, one)
         names = Names(options if options.pattern else Options(options.feature, "{id}"))
         found: dict[str, dict[str, ArrayPlace]] = {}
@@ -149,20 +218,69 @@ class Arranged:
         for name, places in self.features.items():
             dtypes = [each.info.dtype for each in places]
             widest = common_dtype(dtypes)
-            shapes = [
-                _turned(id, each.info.shape, options)
-                for id, each in zip(self.ids, places, strict=True)
-            ]
+            shapes = [_turned(id, each, options) for id, each in zip(self.ids, places, strict=True)]
             dtypes = dtypes if widest is None else [widest] * len(dtypes)
-            found[name] = stored_as(name, self.ids, shapes, dtypes, options.time_axis)
+            cut = places[0].cut
+            axis = options.time_axis if cut is None else cut.turned_axis
+            found[name] = stored_as(name, self.ids, shapes, dtypes, axis)
         return found
 
 
-def _turned(id: str, shape: tuple[int, ...], options: Options) -> tuple[int, ...]:
+def _refuse_texts(source: str, files: Sequence[Content]) -> None:
+    """Raise `AdoptionError` for lists of texts, which no array goes with."""
+    for each in files:
+        for key in (key for key, value in each.values.items() if is_list_of_texts(value)):
+            raise AdoptionError(
+                f"{source!r}: {key!r} of {each.stem!r} is a list of texts, which is no annotation "
+                f"and no list of ids of the arrays beside it; {CONVERT}"
+            )
+
+
+def _turned(id: str, place: ArrayPlace, options: Options) -> tuple[int, ...]:
     try:
-        return tuple(shape[axis] for axis in frames_first(shape, options.time_axis))
+        return place.shape(options.time_axis)
     except AdoptionError as error:
         raise AdoptionError(f"utterance {id!r} {error}") from error
+
+
+def _cut_arrays(
+    source: str, files: Sequence[Content], options: Options, one: bool
+) -> Arranged | None:
+    """Arrange files of arrays that hold all utterances, or some of them; None: they do not.
+
+    Raises `AdoptionError` where files with lengths, and no ids, may be batches or utterances.
+    """
+    first = files[0]
+    if not one and not any(key.lower() in IDS for key in first.columns):
+        try:
+            cut = first.cuts(source, options.time_axis)
+        except AdoptionError:  # what is called so says something else
+            return None
+        if cut is not None and len(cut[1].ids) > 1:
+            raise AdoptionError(
+                f"{source!r}: {first.stem!r} may be a batch of {len(cut[1].ids)} utterances, cut "
+                f"by {cut[0].lengths or cut[0].offsets!r}; if each file is an utterance, give "
+                f"pattern={EACH!r}; if they are batches, {CONVERT}"
+            )
+        return None
+    found: dict[str, list[ArrayPlace]] = {}
+    ids: list[str] = []
+    for number, each in enumerate(files):
+        cut = each.cuts(source, options.time_axis)
+        if cut is None:
+            return None
+        names, arrays = cut
+        for name in names.frames:
+            feature = options.feature if len(names.frames) == 1 else name
+            places = (ArrayPlace(number, name, each.arrays[name], cut) for cut in arrays.each())
+            found.setdefault(feature, []).extend(places)
+        ids += arrays.ids
+    if twice := [id for id, count in Counter(ids).items() if count > 1]:
+        raise AdoptionError(f"{source!r} has utterance {twice[0]!r} twice; {CONVERT}")
+    for feature, all_places in found.items():
+        if len(all_places) != len(ids):
+            raise AdoptionError(f"{source!r}: not all files have {feature!r}; {CONVERT}")
+    return Arranged(ids, found, {})
 
 
 Labels = dict[tuple[int, str], tuple[str, str]]  # by file and key: id and feature
@@ -312,14 +430,17 @@ class FilesOfArrays:
         with _OpenFiles(partial(self._opened, place, paths)) as opened:
             features = {}
             for name, places in arranged.features.items():
-                columns = ArrayColumns(name, options.time_axis, copies=True)
+                cut = places[0].cut
+                axis = options.time_axis if cut is None else cut.time_axis
+                columns = ArrayColumns(name, axis, copies=True)
                 for id, each in zip(arranged.ids, places, strict=True):
                     placed = opened.file(each.file).placed(each.key)
                     if placed is None:
                         raise AdoptionError(
                             f"utterance {id!r}, {paths[each.file]!r}, is compressed; {COPY}"
                         )
-                    columns.add(id, each.file, placed)
+                    row, window = each.cut[1:3] if each.cut else (None, None)
+                    columns.add(id, each.file, placed.cut(row), window)
                 features[name] = columns.found(arranged.ids)
         return Found(paths, arranged.ids, features, arranged.annotations)
 
@@ -334,8 +455,8 @@ class FilesOfArrays:
                 found = {}
                 for name, places in arranged.features.items():
                     each = places[number]
-                    array = opened.file(each.file).read(each.key)
-                    found[name] = array.transpose(frames_first(array.shape, options.time_axis))
+                    array = opened.array(each.file, each.key, keep=each.cut is not None)
+                    found[name] = each.taken(array, options.time_axis)
                 return found
 
             features = arranged.stored(options)
@@ -352,7 +473,7 @@ class FilesOfArrays:
         for number, path in enumerate(paths):
             file = self._opened(place, paths, number)
             try:
-                contents.append(Content(_stem(path), file.arrays(), file.values()))
+                contents.append(Content.of(_stem(path), file))
             finally:
                 file.close()
         arranged = Arranged.of(place.name, contents, options, one=bool(what))
@@ -372,6 +493,7 @@ class _OpenFiles:
     def __init__(self, opens: Callable[[int], OpenedArrays]) -> None:
         self._opens = opens
         self._files: OrderedDict[int, OpenedArrays] = OrderedDict()
+        self._kept: dict[tuple[int, str], NDArray[Any]] = {}  # arrays of one file
 
     def __enter__(self) -> _OpenFiles:
         return self
@@ -388,4 +510,14 @@ class _OpenFiles:
             if len(self._files) > OPEN_FILES:
                 self._files.popitem(last=False)[1].close()
         self._files.move_to_end(number)
+        return found
+
+    def array(self, number: int, key: str, *, keep: bool) -> NDArray[Any]:
+        """Read an array; one that holds many utterances is kept until another file is asked for."""
+        found = self._kept.get((number, key))
+        if found is None:
+            found = self.file(number).read(key)
+            if keep:
+                others = {each: array for each, array in self._kept.items() if each[0] == number}
+                self._kept = {**others, (number, key): found}
         return found

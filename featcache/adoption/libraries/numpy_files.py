@@ -1,4 +1,7 @@
-"""`.npz` files of `numpy.savez`: an utterance each, with an array a feature; or one of many ids."""
+"""`.npz` files of `numpy.savez`: an utterance each, with an array a feature; or one of many ids.
+
+A zip of `.npy` members, as fairseq's of speech to text, is one, too.
+"""
 
 from __future__ import annotations
 
@@ -12,4 +15,4 @@ def _open(path: Path) -> NpzFile:
     return NpzFile(path, repr(str(path)))
 
 
-KIND = FilesOfArrays("npz", (".npz",), _open)
+KIND = FilesOfArrays("npz", (".npz", ".zip"), _open)

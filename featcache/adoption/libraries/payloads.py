@@ -18,7 +18,7 @@ from featcache._loading import without_torch
 from featcache._tensors import as_numpy, is_tensor
 from featcache.adoptable import CONVERT
 from featcache.adoptable.placed_arrays import PlacedArray
-from featcache.adoption.libraries.named_arrays import ArrayInfo
+from featcache.adoption.libraries.named_arrays import ArrayInfo, is_list_of_texts
 from featcache.adoption.npy_files import NpyHeader, read_npy_header
 from featcache.errors import AdoptionError, FeatcacheError, FeatureError, describe
 from featcache.format.files import from_bfloat16
@@ -27,6 +27,8 @@ LOAD_IT = (
     "if you trust it, load it yourself and convert what it holds: "
     "featcache.convert({id: array, ...}, 'features')"
 )
+MOST_TEXT = 1 << 28  # bytes of a list of ids
+_OF_TEXT = re.compile(rb"\x93NUMPY.{4,6}\{'descr': '[<>|=]?U\d", re.DOTALL)
 COMPLEX = f"real and imaginary parts are two features of real numbers; {LOAD_IT}"
 
 
@@ -85,7 +87,13 @@ def told(where: str) -> Iterator[None]:
 
 
 def flattened(held: object, where: str, path: str = "") -> Iterator[tuple[str, object]]:
-    """Yield what dicts hold by the path of the keys, such as `mel/utt-1`."""
+    """Yield what dicts hold by the path of the keys, such as `mel/utt-1`.
+
+    Arrays in a list are called `item0`, `item1` ...
+    """
+    if isinstance(held, list | tuple) and len(held) > 1 and all(map(_is_array, held)):
+        width = len(str(len(held) - 1))
+        held = {f"item{number:0{width}}": each for number, each in enumerate(held)}
     if not isinstance(held, Mapping):
         yield path, held
         return
@@ -98,6 +106,10 @@ def flattened(held: object, where: str, path: str = "") -> Iterator[tuple[str, o
         yield from flattened(value, where, name)
 
 
+def _is_array(value: object) -> bool:
+    return is_tensor(value) or isinstance(value, np.ndarray)
+
+
 class LoadedArrays:
     """Arrays, tensors and other values that were loaded, as an `OpenedArrays`."""
 
@@ -106,10 +118,10 @@ class LoadedArrays:
         self._arrays: dict[str, object] = {}
         self._values: dict[str, object] = {}
         for key, value in flattened(held, where):
-            is_array = is_tensor(value) or isinstance(value, np.ndarray)
+            is_array = _is_array(value)
             if key in self._arrays or key in self._values:
                 raise AdoptionError(f"{where} has {key!r} twice")
-            if not (is_array or is_value(value)):
+            if not (is_array or is_value(value) or is_list_of_texts(value)):
                 self.refuse(key, value)
             (self._arrays if is_array else self._values)[key] = value
         if not self._arrays:
@@ -166,14 +178,23 @@ class NpzFile:
     def arrays(self) -> Mapping[str, ArrayInfo]:
         """Return what arrays there are, by their headers."""
         found = {}
-        for name in self._npz.zip.namelist():
+        members = self._npz.zip.namelist()
+        for name in members:
             if not name.endswith(".npy"):
                 raise AdoptionError(f"{self._where} holds {name!r}, no array; {LOAD_IT}")
-            header = self._header(name)
-            found[name.removesuffix(".npy")] = ArrayInfo(header.shape, header.dtype)
-        if len(found) < len(self._npz.zip.namelist()):
+            if not self._is_text(name):
+                header = self._header(name)
+                found[name.removesuffix(".npy")] = ArrayInfo(header.shape, header.dtype)
+        if len({*members}) < len(members):
             raise AdoptionError(f"{self._where} has an array twice")
         return found
+
+    def _is_text(self, name: str) -> bool:
+        """Whether an array is a text, or a list of texts."""
+        with told(self._where), self._npz.zip.open(name) as member:
+            front = member.read(256)
+        is_short = self._npz.zip.getinfo(name).file_size <= MOST_TEXT
+        return is_short and bool(_OF_TEXT.match(front))
 
     def _header(self, name: str) -> NpyHeader:
         where = f"{self._where}, array {name.removesuffix('.npy')!r},"
@@ -186,8 +207,10 @@ class NpzFile:
             return read_npy_header(read, 0, self._npz.zip.getinfo(name).file_size, where)
 
     def values(self) -> Mapping[str, object]:
-        """Return nothing: all are arrays."""
-        return {}
+        """Return texts, and lists of them."""
+        names = [name for name in self._npz.zip.namelist() if self._is_text(name)]
+        with told(self._where):
+            return {name.removesuffix(".npy"): self._npz[name].tolist() for name in names}
 
     def read(self, key: str) -> NDArray[Any]:
         """Read an array."""

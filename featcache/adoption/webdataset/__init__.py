@@ -117,8 +117,8 @@ class _Shards:
         columns = ArrayColumns(feature, self._options.time_axis, CONVERT)
         self._arrays.setdefault(feature, columns).add(id, shard, header.placed(member.offset))
 
-    def _loadable(self) -> bool:
-        return any(name.rpartition(".")[2] in SUFFIXES for name in self._others)
+    def _loadable(self) -> set[str]:
+        return {name for name in self._others if name.rpartition(".")[2] in SUFFIXES - {NPY}}
 
     def found(self, shards: list[str]) -> Found:
         if not self._arrays:
@@ -126,6 +126,12 @@ class _Shards:
                 f"the shards {', '.join(map(repr, shards[:3]))} hold no '.npy' members, but the "
                 f"fields {', '.join(map(repr, sorted(self._others)[:9])) or 'of no sample'}; "
                 f"{COPY if self._loadable() else CONVERT}"
+            )
+        if self._loadable():
+            fields = ", ".join(map(repr, sorted(self._loadable())[:9]))
+            raise AdoptionError(
+                f"{', '.join(map(repr, shards[:3]))}: beside '.npy' members there are the fields "
+                f"{fields}, which libraries read; {COPY}"
             )
         features = {name: each.found(self._ids) for name, each in sorted(self._arrays.items())}
         annotations = self._annotations.columns(len(self._ids), without=features)
