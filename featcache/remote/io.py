@@ -69,7 +69,16 @@ def require_unforked(url: str) -> None:
 
 def begin(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
     """Run a coroutine in the loop of this process."""
-    return asyncio.run_coroutine_threadsafe(coroutine, loop())
+    return asyncio.run_coroutine_threadsafe(_alone(coroutine), loop())
+
+
+async def _alone(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine; its error does not lead to a store's own words, which may hold secrets."""
+    try:
+        return await coroutine
+    except Exception as error:
+        error.__context__ = None
+        raise
 
 
 def loop() -> asyncio.AbstractEventLoop:
@@ -302,7 +311,7 @@ class Requests:
 
     async def _answer(self, ask: _Ask) -> None:
         try:
-            data = await self._some(ask)
+            data = await _alone(self._some(ask))
         except BaseException as error:
             self._waiting.pop(ask, None)
             if not ask.answer.done():
