@@ -459,13 +459,14 @@ class Requests:
     def _told(self, name: str, error: Exception) -> RemoteError:
         """Return a typed error; of the store's own words, which may hold secrets, only a status."""
         where, errors = f"{self.place.url}/{name}", self._errors
-        if isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError):
+        status = STATUS.search(str(error))
+        refused = isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError)
+        if refused or (status is not None and status[1] in ("401", "403")):
             return RemoteError(
                 f"{where}: the store refuses to give it (permission denied); see whether the "
                 "credentials are there, have not expired and may read the bucket, or give "
                 "RemoteOptions(anonymous=True) for a public one"
             )
-        status = STATUS.search(str(error))
         said = f"status {status[1]}" if status else "no answer, or a broken one"
         if "range" in str(error).lower() and status is None:
             said = "it may not know ranges, which are needed"
