@@ -454,8 +454,9 @@ def open_generation(
     Raises `StaleCacheError` if nothing of it was made from that.
     """
     if settings.remote is not None:
-        settings.remote.refresh(settings.version)
         path = settings.remote.directory
+        with reading(path):
+            settings.remote.refresh(settings.version)
     with reading(path):
         manifest = read_manifest(path)
         if SETS in manifest.requires:

@@ -96,9 +96,9 @@ class FeatureReader:
     def opened(self) -> Generation:
         """The generation of the cache that is read, opened when first needed."""
         if self._opened is None:
-            if self._settings.remote is not None:
-                self._settings.remote.refresh()
             with reading(self.path):
+                if self._settings.remote is not None:
+                    self._settings.remote.refresh()
                 opened = Generation.at(
                     self._place, self._settings, name=self._name, cache_path=self.path
                 )

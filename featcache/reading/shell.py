@@ -22,6 +22,7 @@ from featcache.errors import CacheError, CorruptCacheError, NotACacheError
 from featcache.format.files import NOT_AS_WRITTEN, digest, unpack_json, within
 from featcache.format.index import ContainerColumns
 from featcache.format.manifest import (
+    INDEX,
     MANIFESTS,
     NAME,
     OUTER,
@@ -123,7 +124,8 @@ class RemoteCache:
         for part, entry in parts.items():
             beside = (entry.tombstones, entry.stamps)
             names += [part + each.file for each in beside if each is not None]
-        wanted = (prefix + name for name in (*names, *manifest.files))
+        names += [file for file in manifest.files if role_of(file) is not None]
+        wanted = (prefix + name for name in names)
         self._fetch_at_once(wanted, self._fetch_if_there)
 
     def _fetch_at_once(self, names: Iterable[str], fetch: Callable[[str], None]) -> None:
@@ -190,6 +192,10 @@ class RemoteCache:
         content = unpack_json(data, repr(f"{self.place.url}/{name}"))
         if not isinstance(content, dict):
             raise CorruptCacheError(f"'{self.place.url}/{name}' is damaged: it is no object")
+        # another name might be that of a file that the shell has for itself
+        index = content.get("index", "")
+        if index != "" and not INDEX.fullmatch(str(index)):
+            raise CorruptCacheError(f"'{self.place.url}/{name}' is damaged: it names no index")
         return content
 
     def _fetch_named(self, prefix: str, content: Mapping[str, Any]) -> None:
@@ -214,8 +220,9 @@ class RemoteCache:
 
     def _etags(self) -> dict[str, list[str]]:
         try:
-            return cast(dict[str, list[str]], json.loads((self.directory / ETAGS).read_bytes()))
-        except (OSError, ValueError):
+            known: Any = json.loads((self.directory / ETAGS).read_bytes())
+            return {name: [str(etag), str(of)] for name, (etag, of) in known.items()}
+        except (OSError, *NOT_AS_WRITTEN):  # of somebody else
             return {}
 
 

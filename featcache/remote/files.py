@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
+from featcache.errors import ConfigError
 from featcache.interface import Bytes
 from featcache.remote.io import Counts, Requests, aside, require_unforked
 from featcache.remote.pages import Locks, Pages
@@ -219,7 +220,13 @@ def with_pages(place: RemotePlace) -> RemotePlace:
     """Return a place that names a directory for its pages: of this process, where it had none."""
     if place.options.pages is not None:
         directory = Path(place.options.pages).expanduser().absolute()
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"pages: {str(directory)!r} can be no directory ({error.strerror}); give "
+                "RemoteOptions(pages=) another one"
+            ) from error
         return replace(place, options=replace(place.options, pages=str(directory)))
     return replace(place, options=replace(place.options, pages=_directory_of(os.getpid())))
 

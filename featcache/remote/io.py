@@ -73,7 +73,16 @@ def require_unforked(url: str) -> None:
 
 def begin(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
     """Run a coroutine in the loop of this process."""
-    return asyncio.run_coroutine_threadsafe(coroutine, loop())
+    return asyncio.run_coroutine_threadsafe(_alone(coroutine), loop())
+
+
+async def _alone(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine; its error does not lead to a store's own words, which may hold secrets."""
+    try:
+        return await coroutine
+    except Exception as error:
+        error.__context__ = None
+        raise
 
 
 def loop() -> asyncio.AbstractEventLoop:
@@ -307,7 +316,7 @@ class Requests:
 
     async def _answer(self, ask: _Ask) -> None:
         try:
-            data = await self._some(ask)
+            data = await _alone(self._some(ask))
         except BaseException as error:
             self._waiting.pop(ask, None)
             if not ask.answer.done():
@@ -455,13 +464,14 @@ class Requests:
     def _told(self, name: str, error: Exception) -> RemoteError:
         """Return a typed error; of the store's own words, which may hold secrets, only a status."""
         where, errors = f"{self.place.url}/{name}", self._errors
-        if isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError):
+        status = STATUS.search(str(error))
+        refused = isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError)
+        if refused or (status is not None and status[1] in ("401", "403")):
             return RemoteError(
                 f"{where}: the store refuses to give it (permission denied); see whether the "
                 "credentials are there, have not expired and may read the bucket, or give "
                 "RemoteOptions(anonymous=True) for a public one"
             )
-        status = STATUS.search(str(error))
         said = f"status {status[1]}" if status else "no answer, or a broken one"
         if "range" in str(error).lower() and status is None:
             said = "it may not know ranges, which are needed"

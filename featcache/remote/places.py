@@ -34,7 +34,8 @@ class RemoteOptions:
         budget_bytes: most bytes that are kept there; those used longest ago are removed first.
         floor_bytes: least free bytes that are left on that disk.
         anonymous: send no credentials, for public buckets.
-        endpoint: URL of a server that speaks S3, other than Amazon's; `http://` ones, too.
+        endpoint: URL of a server that speaks S3, other than Amazon's, or Azure's protocol, such as
+            Azurite; `http://` ones, too.
         region: of an S3 bucket; None: as the environment says.
         concurrency: most requests at a time.
         gap_bytes: bytes between two wanted pieces that are read with them, to save a request; never
@@ -143,6 +144,8 @@ class RemotePlace:
                 config |= {"endpoint": options.endpoint, "virtual_hosted_style_request": False}
             if options.region is not None:
                 config["region"] = options.region
+        if parts.scheme == "az" and options.endpoint is not None:
+            config["endpoint"] = options.endpoint
         plain = (options.endpoint or self.url).startswith("http://")
         try:
             return stores.from_url(
@@ -159,8 +162,9 @@ class RemotePlace:
                     "retry_timeout": timedelta(seconds=options.retry_s),
                 },
             )
-        except Exception:  # whose words may hold secrets
-            raise RemoteError(
-                f"{self.url}: no store can be made of the settings in the environment; see whether "
-                "credentials are there and whole, or give RemoteOptions(anonymous=True)"
-            ) from None
+        except Exception:  # whose words may hold secrets: nothing leads to it
+            pass
+        raise RemoteError(
+            f"{self.url}: no store can be made of the settings in the environment; see whether "
+            "credentials are there and whole, or give RemoteOptions(anonymous=True)"
+        )
