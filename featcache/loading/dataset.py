@@ -354,6 +354,18 @@ class FeatureDataset(Dataset[Item]):
         opened = self.table.selection.blocks.generations
         return any(each.settings.remote is not None for each in opened)
 
+    @property
+    def asked(self) -> tuple[int, int, int]:
+        """Requests to object stores, their bytes, and bytes read, of its caches in this process."""
+        opened = self.table.selection.blocks.generations
+        places = dict.fromkeys(each.settings.remote for each in opened)
+        counts = [each.counts for each in places if each is not None]
+        return (
+            sum(each.gets for each in counts),
+            sum(each.nbytes for each in counts),
+            sum(each.read_bytes for each in counts),
+        )
+
     def _batch_of(self, items: list[Item], allocate: Allocate) -> Batch:
         return self._in_arrays(batch_of(items, self.layout, allocate, self._listed))
 

@@ -371,6 +371,7 @@ class FeatureLoader(Generic[T]):
         self._watchdog_s = watchdog_s
         self._running: weakref.WeakSet[Prefetch[T]] = weakref.WeakSet()
         self._last, self._began = Handed(), time.perf_counter()  # of the last iteration
+        self._asked = 0, 0, 0  # of stores, before it
         self._ahead: weakref.WeakMethod[Callable[[], tuple[int, int]]] | None = None
 
     @property
@@ -420,6 +421,7 @@ class FeatureLoader(Generic[T]):
         )
         self._running.add(prefetch)
         self._last, self._began = prefetch.handed, time.perf_counter()
+        self._asked = self.dataset.asked
         self._ahead = weakref.WeakMethod(prefetch.ahead)
         batches = prefetch if self._device is None else on_device(prefetch, self._device)
         try:
@@ -509,7 +511,10 @@ class FeatureLoader(Generic[T]):
         "gb_per_s", bytes of batches by the seconds since it began, the loop's own included;
         "read_gb_per_s", the same by the seconds that threads took to read them; "fill", the share
         of these bytes that is no padding; "ahead_batches" and "ahead_bytes", read and waiting.
-        Where nothing is ahead, and "waited_s" grows, reading is too slow for the loop.
+        Where nothing is ahead, and "waited_s" grows, reading is too slow for the loop. Of caches
+        behind URLs also "gets", requests since it began, those made again and beside late ones
+        among them; "get_bytes", that came; and "hits", the share of the bytes read that no request
+        was made for. Others that read the same cache in this process are counted, too.
 
         >>> wandb.log(loader.metrics())  # doctest: +SKIP
         """
@@ -525,7 +530,15 @@ class FeatureLoader(Generic[T]):
             "fill": handed.filled / handed.nbytes if handed.nbytes else 1.0,
             "ahead_batches": batches,
             "ahead_bytes": nbytes,
+            **self._requests(),
         }
+
+    def _requests(self) -> dict[str, float]:
+        """Return what was asked of object stores since the iteration began; nothing for others."""
+        if not self.dataset.is_remote:
+            return {}
+        gets, nbytes, read = (n - m for n, m in zip(self.dataset.asked, self._asked, strict=True))
+        return {"gets": gets, "get_bytes": nbytes, "hits": max(1 - nbytes / max(read, 1), 0.0)}
 
     def _tell_slow(self, thread: int, seconds: float) -> None:
         generations = self.dataset.table.selection.blocks.generations

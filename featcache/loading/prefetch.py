@@ -113,6 +113,7 @@ class Prefetch(Iterator[R]):
         self._slots: deque[_Slot[R]] = deque()  # all that are not handed on yet
         self._taken = 0
         self._round_ends = 0  # plans that are taken with this round
+        self._is_filling = False  # plans are being taken for all that there is room for
         self._to_plan: deque[_Slot[R]] = deque()
         self._unplanned = 0  # these, and those that are being planned
         self._to_do: list[_Slot[R]] = []  # planned
@@ -239,16 +240,23 @@ class Prefetch(Iterator[R]):
         return self._round_ends
 
     def _take_more(self, slot: _Slot[R]) -> None:
-        """Take plans while a result is waited for, as soon as those before have their sizes."""
-        taken = -1
+        """Take plans while a result is waited for, as soon as those before have their sizes.
+
+        Jobs begin after that: one that waits for what was begun would keep a thread from planning.
+        """
+        taken, self._is_filling = -1, True
         while taken < self._taken and not slot.result.done():
             with self._state:
                 self._state.wait_for(lambda: slot.result.done() or not self._unplanned)
             taken = self._taken
             self._take_plans()
+        with self._state:
+            self._is_filling = False
+            self._start_threads()
 
     def _start_threads(self) -> None:
-        work = len(self._to_plan) + any(map(self._fits, self._to_do))
+        work = len(self._to_plan)
+        work += not self._is_filling and any(map(self._fits, self._to_do))
         while self._busy < min(self._most_threads, len(self._at_work) + work):
             # as a daemon: else the interpreter would wait at its end until all that was begun is
             # done
@@ -320,10 +328,12 @@ class Prefetch(Iterator[R]):
         Plans that are made together come first: jobs wait for what they begin.
         """
         if self._together is not None and self._to_plan:
+            if self._taken < self._round_ends and self._plans is not None:
+                return []  # more are being taken
             slots = list(self._to_plan)
             self._to_plan.clear()
             return slots
-        if self._to_do:
+        if self._to_do and not self._is_filling:
             slot = min(filter(self._fits, self._to_do), key=lambda slot: slot.number, default=None)
             if slot is None:
                 return []

@@ -334,6 +334,11 @@ class Containers:
         """Whether they lie in an object store."""
         return self._remote is not None
 
+    @property
+    def lie_afar(self) -> bool:
+        """Whether some of them lie in an object store, and not here as a whole."""
+        return self._remote is not None and not self._remote.are_here(len(self._sizes))
+
     def want(self, pieces: Iterable[Piece], wanted: Wanted) -> None:
         """Add pieces that lie in an object store to what is wanted of it; else do nothing."""
         if self._remote is not None:
@@ -537,13 +542,16 @@ class _File:
 class _RemoteFile:
     """A container in an object store, read by ranges."""
 
-    mapped: Bytes | None = None
     memory: memoryview | None = None
     state: State | None = None
 
     def __init__(self, files: RemoteFiles, number: int) -> None:
         self.used = True
         self._files, self._number = files, number
+
+    @property
+    def mapped(self) -> Bytes | None:
+        return self._files.mapped(self._number)
 
     def read_into(self, offset: int, out: Bytes) -> None:
         self._files.read_into(self._number, offset, out)

@@ -358,6 +358,8 @@ class FeatureArrays:
 
     def want(self, rows: Ints, starts: Ints, lengths: Ints, wanted: Wanted) -> None:
         """Add what `read_many` will read of an object store to what is wanted of it."""
+        if not self._containers.lie_afar:
+            return
         pieces = self._pieces(rows, starts, lengths)
         if pieces is None:
             pieces = [piece for row in rows.tolist() for piece in self._extents(row)]

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -16,14 +17,16 @@ from pathlib import Path
 
 from featcache.errors import ConfigError
 from featcache.interface import Bytes
-from featcache.remote.io import Counts, Requests, aside, require_unforked
-from featcache.remote.pages import Locks, Pages
+from featcache.remote.io import Requests, aside, require_unforked
+from featcache.remote.pages import USED_S, Locks, Pages
 from featcache.remote.places import RemotePlace
 from featcache.remote.ranges import Request, Span, planned
 
 MOST_BYTES = 16 << 20  # of a request
 MOST_AHEAD_BYTES = 128 << 20  # that are asked for before they are wanted, by one call
-EXTRA = 0.05  # of what is asked for, in gaps between pieces
+EXTRA = 0.03  # of what is asked for, in gaps between pieces
+MARGIN = 0.02  # of all that is asked for, between it and what is here
+MOST_MARGIN_BYTES = 256 << 10  # headers, and indexes of files
 Piece = tuple[int, int, int]  # file, offset, nbytes
 
 
@@ -86,10 +89,14 @@ class RemoteFiles:
         size: Callable[[int], int],
     ) -> None:
         self._requests, self._pages = requests, pages
-        self._name, self._key, self._size = name, key, size
+        self._name, self._size = name, size
+        self._key = cache(key)  # which takes 20 us to make
         self._etags: dict[str, str] = {}  # of the first answers; who opens it again has new ones
         self._locks = Locks()
         self._under_way: dict[int, _UnderWay] = {}
+        self._whole: dict[int, list[Bytes]] = {}
+        self._looked: tuple[int, float] = (0, 0.0)
+        self._spare = 0.0  # bytes that may be asked for though nobody wants them
 
     @property
     def _lock(self) -> threading.RLock:
@@ -100,16 +107,13 @@ class RemoteFiles:
         """The place that they lie in."""
         return self._requests.place
 
-    @property
-    def counts(self) -> Counts:
-        """Sums over the requests of all that is read from the place, in this process."""
-        return self._requests.counts
-
     def prefetch(self, pieces: Sequence[Piece], most_bytes: int = MOST_AHEAD_BYTES) -> None:
         """Ask for what is not here of some pieces, in as few requests as pay, without waiting.
 
         What is beyond `most_bytes` is asked for when it is wanted.
         """
+        whole = self._whole_of(file for file, _, _ in pieces)
+        pieces = [piece for piece in pieces if piece[0] not in whole]
         with self._lock:
             lacking = self._lacking(pieces, most_bytes)
             if not lacking:
@@ -121,23 +125,64 @@ class RemoteFiles:
                 for first, last in self._of(file).missing(begin, begin + nbytes)[0]
             ]
             for request in planned(lacking, self._requests.gap_bytes(), MOST_BYTES, EXTRA):
-                self._begin(request)
+                self._begin(self._widened(request))
 
     def read_many(self, pieces: Sequence[Piece], outs: Iterable[Bytes]) -> None:
         """Copy pieces, each to the front of one of `outs`; they are asked for together."""
+        whole = self._whole_of(file for file, _, _ in pieces)
         places, begin = iter(outs), 0
         while begin < len(pieces):
             end, nbytes = begin, 0
             while end < len(pieces) and nbytes < MOST_AHEAD_BYTES:
                 nbytes += pieces[end][2]
                 end += 1
-            self.prefetch(pieces[begin:end])
-            for file, offset, size in pieces[begin:end]:
-                self.read_into(file, offset, next(places)[:size])
+            late: list[tuple[Piece, Bytes]] = []
+            for piece in pieces[begin:end]:
+                file, offset, size = piece
+                out = next(places)[:size]
+                if (segments := whole.get(file)) is not None:  # as fast as a local file
+                    number, at = divmod(offset, len(segments[0]))
+                    if at + size <= len(segments[0]):
+                        out[:] = segments[number][at : at + size]
+                        continue
+                if self._pages.read_into(self._key(file), offset, out):
+                    late.append((piece, out))
+            self.prefetch([piece for piece, _ in late])
+            for (file, offset, _), out in late:
+                self.read_into(file, offset, out)
+            self._requests.counts.read_bytes += nbytes
             begin = end
+
+    def are_here(self, count: int) -> bool:
+        """Whether all files, so many, are known to be here as a whole."""
+        return len(self._whole_of(())) == count
+
+    def mapped(self, file: int) -> Bytes | None:
+        """Return the bytes of a file that is here as a whole and has one segment; else None."""
+        segments = self._whole_of((file,)).get(file)
+        return segments[0][: self._size(file)] if segments and len(segments) == 1 else None
+
+    def _whole_of(self, files: Iterable[int]) -> dict[int, list[Bytes]]:
+        """Return the segments of those files that are here as a whole, and of others.
+
+        They are held for a minute, or until this process removes pages: then looked at again.
+        """
+        state = self._pages.removals, time.monotonic() // USED_S
+        if state != self._looked:
+            self._looked, self._whole = state, {}
+        whole = self._whole
+        for file in dict.fromkeys(files):
+            if file not in whole:
+                segments = self._pages.whole(self._key(file), self._size(file))
+                if segments:
+                    whole[file] = segments
+        return whole
 
     def read_into(self, file: int, offset: int, out: Bytes) -> None:
         """Copy bytes of a file, fetched where they are not here."""
+        if (mapped := self.mapped(file)) is not None:
+            out[:] = mapped[offset : offset + len(out)]
+            return
         while lacking := self._pages.read_into(self._key(file), offset, out):
             require_unforked(self.place.url)
             waiting: list[Future[None]] = []
@@ -149,7 +194,6 @@ class RemoteFiles:
                     waiting += map(self._begin, planned(pieces, 0, MOST_BYTES, 0.0))
             for answer in waiting:
                 answer.result()
-        self._requests.counts.read_bytes += len(out)
 
     def check(self, file: int) -> None:
         """Ask the store whether a file is there, in its size; whatever is here does not count.
@@ -170,6 +214,30 @@ class RemoteFiles:
             if most_bytes <= 0:
                 break
         return found
+
+    def _widened(self, request: Request) -> Request:
+        """Return a request with what no array has between it and what is here, or an end.
+
+        So a file whose arrays are all here is here as a whole.
+        """
+        file, begin, end = request
+        self._spare += MARGIN * (end - begin)
+        most = min(int(self._spare / 2), MOST_MARGIN_BYTES)
+        if not most or self.place.options.gap_bytes == 0:
+            return request
+        before = self._not_asked(file, max(begin - most, 0), begin)
+        behind = self._not_asked(file, end, min(end + most, self._size(file)))
+        if before and before[-1][1] == begin and before[-1][0] != begin - most:
+            begin = before[-1][0]
+        if behind and behind[0][0] == end and behind[0][1] != end + most:
+            end = behind[0][1]
+        self._spare -= end - begin - (request.end - request.begin)
+        return Request(file, begin, end)
+
+    def _not_asked(self, file: int, begin: int, end: int) -> list[Span]:
+        """Return the spans of a file that are neither here nor under way."""
+        missing = self._pages.missing(self._key(file), begin, end)
+        return [span for each in missing for span in self._of(file).missing(*each)[0]]
 
     def _of(self, file: int) -> _UnderWay:
         return self._under_way.setdefault(file, _UnderWay())

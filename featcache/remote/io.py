@@ -35,6 +35,7 @@ RECENT = 256  # requests, whose speed is that of now
 KNOWN = 64  # latencies, from which on it is known that one is late
 LATE = 3.0  # times the latency of the slowest hundredth, after which a request is made again
 LEAST_LATE_S = 0.05
+LOOK_S = 0.1  # between two looks for late ones, at most
 BUSY = frozenset(("429", "503"))  # what a store says that is asked too often
 BURST_S = 0.5  # in which the requests at a time are halved once at most
 # Threads of obstore let go of Python's objects behind an answer; in an interpreter that ends
@@ -330,7 +331,7 @@ class Requests:
         again: set[asyncio.Task[None]] = set()
         while self._serving or self._asked:
             late_s = self._pace.late_s()
-            await asyncio.sleep(min(late_s / 2, 1.0))
+            await asyncio.sleep(min(late_s / 2, LOOK_S))
             now = time.perf_counter()
             for ask in list(self._waiting):
                 if now - ask.began <= late_s:

@@ -105,6 +105,7 @@ class Pages:
         # by process, key and number
         self._segments: dict[tuple[int, str, int], _Segment] = {}
         self._turns = count()
+        self.removals = 0  # of segments that others may still hold
         self._most_open = most_open()
         self._written = LOOK_EVERY_BYTES  # look at the first write
         self._locks = Locks()
@@ -117,11 +118,30 @@ class Pages:
             found += [(first, last)] if segment is None else segment.missing(first, last)
         return found
 
+    def whole(self, key: str, size: int) -> list[Bytes] | None:
+        """Return the segments of an object, each as long as any, if all of its bytes are here.
+
+        They stay readable when they are removed, and take their room until nobody has them.
+        """
+        found: list[Bytes] = []
+        for number, first, last in _by_segment(0, size):
+            segment = self._there(key, number)
+            if segment is None or segment.missing(first, last):
+                return None
+            found.append(segment.bytes)
+        return found
+
     def read_into(self, key: str, begin: int, out: Bytes) -> list[Span]:
         """Copy bytes of an object; return the spans that are not here, whose places are as before.
 
         Others may remove pages at any moment: `missing` tells what to fetch, this what was read.
         """
+        number, at = divmod(begin, SEGMENT_BYTES)
+        end = at + len(out)
+        segment = self._there(key, number) if end <= SEGMENT_BYTES else None
+        if segment is not None and segment.has(begin, begin + len(out)):  # most often
+            out[:] = segment.bytes[at:end]
+            return []
         lacking: list[Span] = []
         for number, first, last in _by_segment(begin, begin + len(out)):
             segment = self._there(key, number)
@@ -192,6 +212,7 @@ class Pages:
         """Forget segments used longest ago if many are open; who reads in one has it still."""
         if len(self._segments) >= self._most_open:
             places = sorted(self._segments, key=lambda place: self._segments[place].turn)
+            self.removals += 1
             for place in places[: self._most_open // 8]:
                 del self._segments[place]
 
@@ -223,6 +244,7 @@ class Pages:
         with self._lock:  # their bytes are free once nobody has them open
             for place in [place for place, each in self._segments.items() if each.is_removed()]:
                 del self._segments[place]
+                self.removals += 1
 
     def _full(self, error: OSError) -> StorageFullError:
         return StorageFullError(
@@ -266,6 +288,10 @@ class _Segment:
             os.utime(self._file.fileno())
         self._used = now
         return True
+
+    def has(self, begin: int, end: int) -> bool:
+        with self._lock:
+            return self._spans.has(begin, end)
 
     def missing(self, begin: int, end: int) -> list[Span]:
         with self._lock:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from range_server import RangeServer, serving
+from range_server import Handler, RangeServer, serving
 
 import featcache
 from featcache import CacheWriter, FeatureLoader, FeatureStorageConfig
-from featcache.remote import RemoteFiles, RemoteOptions, files, requests_to
+from featcache.loading import prefetch
+from featcache.remote import RemoteFiles, RemoteOptions, RemotePlace, files, io, requests_to
 from featcache.remote.ranges import Spans, planned
 
 pytest.importorskip("obstore")
@@ -53,11 +55,17 @@ def batches_of(cache: featcache.Cache, windows: bool) -> list[list[Any]]:
     return [order[at : at + BATCH] for at in range(0, UTTERANCES, BATCH)]
 
 
+def place_of(cache: featcache.Cache) -> RemotePlace:
+    (opened,) = cache.selection.blocks.generations
+    assert opened.settings.remote is not None
+    return opened.settings.remote.place
+
+
 class Planned:
     """Pieces that were planned together, and what the planner makes of them, none asked twice."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.gets, self.most_pieces = 0, 0
+        self.gets = 0
         self._there: dict[int, Spans] = {}
         self._wanted: dict[int, Spans] = {}
         plain = RemoteFiles.prefetch
@@ -76,7 +84,6 @@ class Planned:
                 lacking.append((file, first, end - first))
         requests = planned(lacking, gap_bytes, files.MOST_BYTES, files.EXTRA)
         self.gets += len(requests)
-        self.most_pieces = max(self.most_pieces, len(pieces))
         for file, begin, end in requests:
             self._there[file].add(begin, end)
 
@@ -102,4 +109,126 @@ def test_an_epoch_asks_for_what_is_planned_over_all_batches_ahead_and_for_few_by
     asked = [nbytes for _, _, nbytes in server.requests[of_opening:]]
     assert len(asked) <= 1.05 * least.gets
     assert sum(asked) <= 1.05 * least.nbytes
-    assert least.most_pieces > 2 * BATCH  # of several batches
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "rounds"), [(1, [1, 1, 2, 4, 8, 16, 32]), (10, [1, 1, 2]), (99, [1])]
+)
+def test_as_many_batches_as_are_ahead_are_planned_together_while_there_is_room(
+    nbytes: int, rounds: list[int]
+) -> None:
+    together: list[int] = []
+    plans = iter([lambda: prefetch.Planned(nbytes, lambda: None)] * 100)
+    batches = prefetch.Prefetch(plans, 1, 70, together=lambda some: together.append(len(some)))
+    next(batches)
+    assert together[: len(rounds)] == rounds
+    assert len(list(batches)) == 99
+    assert sum(together) == 100
+
+
+def test_a_file_whose_arrays_are_all_here_is_here_as_a_whole_and_mapped(
+    bucket: Path, server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = opened(server, "memmap", tmp_path)
+    found: list[RemoteFiles] = []
+    plain = RemoteFiles.read_many
+
+    def noted(remote: RemoteFiles, *arguments: Any) -> None:
+        found.append(remote)
+        plain(remote, *arguments)
+
+    monkeypatch.setattr(RemoteFiles, "read_many", noted)
+    for _ in range(2):
+        list(FeatureLoader(cache, "fbank", batch_sampler=batches_of(cache, False)))
+    assert found[0].mapped(0) is not None
+    asked = len(server.requests)
+    wanted = featcache.open(bucket / "memmap")
+    for batch in FeatureLoader(cache, "fbank", batch_sampler=batches_of(cache, False)):
+        for id, row, length in zip(
+            batch["id"], batch["fbank"], batch["fbank_lengths"], strict=True
+        ):
+            assert np.array_equal(row[: int(length)].numpy(), wanted.read(id, "fbank"))
+    assert len(server.requests) == asked
+
+
+def test_metrics_tell_requests_bytes_and_hits_of_an_iteration(
+    bucket: Path, server: RangeServer, tmp_path: Path
+) -> None:
+    cache = opened(server, "memmap", tmp_path)
+    loader = FeatureLoader(cache, "fbank", batch_sampler=batches_of(cache, False))
+    before = len(server.requests)
+    list(loader)
+    first, asked = loader.metrics(), server.requests[before:]
+    assert first["gets"] == len(asked)
+    assert first["get_bytes"] == sum(nbytes for _, _, nbytes in asked)
+    assert first["hits"] < 0.05
+    list(loader)
+    then = loader.metrics()
+    assert [then[name] for name in ("gets", "get_bytes", "hits")] == [0, 0, 1]
+    assert "gets" not in FeatureLoader(bucket / "memmap", batch_size=1).metrics()
+
+
+@pytest.mark.parametrize("hedge", [True, False])
+def test_a_request_that_is_late_is_made_again_unless_that_is_off(
+    hedge: bool,
+    bucket: Path,
+    server: RangeServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(io, "LATE", 0.0)
+    cache = opened(server, "memmap", tmp_path, gap_bytes=0, hedge=hedge)
+    list(
+        FeatureLoader(cache, "fbank", batch_sampler=batches_of(cache, True))
+    )  # latencies are known
+    monkeypatch.setattr(io, "LEAST_LATE_S", 0.2)
+    counts, left, release = requests_to(place_of(cache)).counts, [1], threading.Event()
+    hedges = counts.hedges
+
+    def late(_handler: Handler, _data: bytes, _status: int) -> bool:
+        left[0] -= 1
+        if left[0] == 0:
+            release.wait(0.5)
+        return False
+
+    server.fault = late
+    asked = len(server.requests)
+    got = cache.read("utt-007", "fbank", start=9)
+    release.set()
+    wanted = featcache.open(bucket / "memmap").read("utt-007", "fbank", start=9)
+    assert np.array_equal(got, wanted)
+    assert (counts.hedges - hedges, len(server.requests) - asked) == ((1, 2) if hedge else (0, 1))
+
+
+def test_a_store_that_is_asked_too_often_is_asked_less_at_a_time() -> None:
+    pace = io._Pace(64)
+    pace.is_too_fast()
+    pace.is_too_fast()  # of the same burst
+    assert pace.room == 32
+    for _ in range(33):
+        pace.ended(1)
+    assert 33 <= pace.room < 34
+    for _ in range(10_000):
+        pace.ended(1)
+    assert pace.room == 64
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_what_a_busy_store_refuses_comes_later_and_slower(
+    status: int, server: RangeServer, tmp_path: Path
+) -> None:
+    cache = opened(server, "memmap", tmp_path, gap_bytes=0)
+    left = [5]
+
+    def busy(handler: Handler, _data: bytes, _status: int) -> bool:
+        left[0] -= 1
+        if left[0] >= 0:
+            handler.answer(status, b"")
+        return left[0] >= 0
+
+    server.fault = busy
+    list(FeatureLoader(cache, "fbank", batch_sampler=batches_of(cache, False)[:8]))
+    requests = requests_to(place_of(cache))
+    assert left[0] < 0
+    assert 1 <= requests.counts.again <= 5
+    assert requests._pace.room < RemoteOptions().concurrency
