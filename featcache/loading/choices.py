@@ -14,8 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from featcache.errors import ConfigError
-from featcache.interface import Bytes, Ints, storage_dtype
+from featcache.format.columns import ends_of
+from featcache.interface import Ints, storage_dtype
 from featcache.reading.containers import Wanted
+from featcache.reading.places import Places
 from featcache.tables.columns import mixed
 from featcache.tables.order import drawn
 from featcache.tables.table import FeatureTable
@@ -148,9 +150,9 @@ class Choices:
         name: str,
         span: tuple[Ints, Ints],
         draw: Draw,
-        out: Sequence[Bytes],
+        out: Places,
     ) -> None:
-        """Read frames of each row into the bytes of a row of `out`, zeros behind them."""
+        """Read frames of each row into its place, zeros behind them."""
         if name in self.layers:
             self._read_layers(rows, self.layers[name], span, out)
             return
@@ -159,7 +161,7 @@ class Choices:
             self._table.read_into(rows, name, starts, lengths, out)
             return
         for stored, places in self._chosen(name, rows, draw):
-            some = [out[place] for place in places.tolist()]
+            some = out.some(places)
             self._table.read_into(rows[places], stored, starts[places], lengths[places], some)
 
     def want(
@@ -181,12 +183,13 @@ class Choices:
         rows: Ints,
         stored: Sequence[str],
         span: tuple[Ints, Ints],
-        out: Sequence[Bytes],
+        out: Places,
     ) -> None:
         size = storage_dtype(self._table.dtype(stored[0])).itemsize
         frame_bytes = size * math.prod(self._table.dims(stored[0]))
         for number, name in enumerate(stored):
-            read = [np.empty(n * frame_bytes, np.uint8) for n in span[1].tolist()]
+            ends = ends_of(span[1] * frame_bytes)
+            read = Places.between(np.empty(int(ends[-1]), np.uint8), ends)
             self._table.read_into(rows, name, *span, read)
             for row, layer, frames in zip(out, read, span[1].tolist(), strict=True):
                 end = frames * frame_bytes * len(stored)

@@ -41,6 +41,7 @@ from featcache.format.files import (
 from featcache.format.index import ContainerColumns
 from featcache.format.manifest import PartEntry
 from featcache.interface import Bytes
+from featcache.reading.places import Places
 from featcache.remote import RemoteFiles
 
 # Roots: the directories that adopted parts' containers lie below.
@@ -312,15 +313,18 @@ class Containers:
         else:
             file.read_into(offset, out)
 
-    def read_many(self, pieces: Sequence[Piece], outs: Iterable[Bytes]) -> None:
-        """Copy pieces, each to the front of one of `outs`; prefetches them first."""
-        me = get_ident()
+    def read_many(self, pieces: Sequence[Piece], places: Places) -> None:
+        """Copy pieces, each to the front of a place; prefetches them first."""
+        self.at(pieces)
         if self._remote is not None:
-            self._at[me] = pieces[0] if pieces else (0, 0, 0)
-            self._remote.read_many(self._checked(pieces), outs)
+            self._remote.read_many(self._checked(pieces), places)
             return
         self.prefetch(pieces)
-        for out, piece in zip(outs, pieces, strict=True):
+        # what is not in memory is copied one by one, so that `being_read` knows which is awaited
+        if not self._missed and self._copy_mapped(pieces, places):
+            return
+        me = get_ident()
+        for out, piece in zip(places, pieces, strict=True):
             self._at[me] = piece
             container, offset, nbytes = piece
             file = self._file(container)
@@ -328,6 +332,22 @@ class Containers:
                 self.read_into(container, offset, out[:nbytes])
             else:
                 out[:nbytes] = file.mapped[offset : offset + nbytes]
+
+    def _copy_mapped(self, pieces: Sequence[Piece], places: Places) -> bool:
+        """Copy pieces that lie mapped; False: not all do, or the system does not copy so."""
+        files, addresses = [], []
+        for container, offset, nbytes in pieces:
+            file = self._file(container)
+            if file.mapped is None or not 0 <= offset <= len(file.mapped) - nbytes:
+                return False
+            files.append(file)  # which stays mapped until all is copied
+            addresses.append(file.address + offset)
+        try:
+            return places.fill(addresses, [nbytes for _, _, nbytes in pieces])
+        except OSError:  # a read of the file tells what is wrong
+            for file, out, (_, offset, nbytes) in zip(files, places, pieces, strict=True):
+                file.read_into(offset, out[:nbytes])
+            return True
 
     @property
     def is_remote(self) -> bool:
@@ -488,6 +508,7 @@ class Containers:
         if self._mapped and size:
             file.memory = memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
             file.mapped = np.frombuffer(file.memory, np.uint8)
+            file.address = file.mapped.ctypes.data
         return file
 
 
@@ -497,6 +518,7 @@ class _File:
     def __init__(self, descriptor: int, path: str, state: State | None) -> None:
         self.mapped: Bytes | None = None
         self.memory: memoryview | None = None  # the same: arrays are made of it in less time
+        self.address = 0  # of the same
         self.used = True
         self.state = state  # of an adopted file, when it was opened
         self.looked_at = time.monotonic()
@@ -543,6 +565,7 @@ class _RemoteFile:
     """A container in an object store, read by ranges."""
 
     memory: memoryview | None = None
+    address = 0
     state: State | None = None
 
     def __init__(self, files: RemoteFiles, number: int) -> None:

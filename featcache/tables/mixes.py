@@ -152,12 +152,13 @@ class WeightedSource:
     @property
     def copies(self) -> Ints:
         """Rows of each utterance."""
-        pieces = np.diff(self._ends.values, prepend=0)
-        return -(-pieces >> TICK_BITS)
+        return np.diff(self._firsts)
 
     @cached_property
     def _firsts(self) -> Ints:
-        return ends_of(self.copies)
+        """The first row of each utterance: made with the mix, so that a resume has it."""
+        pieces = np.diff(self._ends.values, prepend=0)
+        return ends_of(-(-pieces >> TICK_BITS))
 
     @property
     def digest(self) -> str:
