@@ -297,21 +297,26 @@ def with_sizes(cache: Path, manifest: Manifest) -> Manifest:
     Those that it tells already stay: what it names never changes.
     """
     sizes = {}
-    for path in files_of(manifest):
+    for path, _ in files_of(manifest):
         size = manifest.sizes.get(path) or size_of(cache, path)
         if size is not None:
             sizes[path] = size
     return replace(manifest, sizes=sizes)
 
 
-def files_of(manifest: Manifest) -> Iterator[str]:
-    """Give the files that the manifest of a generation leads to, but for containers."""
+def files_of(manifest: Manifest) -> Iterator[tuple[str, str | None]]:
+    """Give the files that the manifest of a generation leads to, but for containers.
+
+    With each comes its digest, as a `ColumnFile` expects it of files of columns; None for the
+    columns of a part, of which the seal tells it.
+    """
     if manifest.index:
-        yield manifest.index
-    yield from manifest.files
+        yield manifest.index, manifest.index_digest
+    yield from manifest.files.items()
     for part in manifest.parts:
-        for file in (SEAL, COLUMNS, *(each.file for each in part.beside)):
-            yield f"{PARTS}/{part.name}/{file}"
+        beside = ((each.file, each.digest) for each in part.beside)
+        for file, expected in ((SEAL, part.digest), (COLUMNS, None), *beside):
+            yield f"{PARTS}/{part.name}/{file}", expected
 
 
 def _open_columns(cache: Path, path: str, digest: str, mapped: bool = False) -> ColumnFile:

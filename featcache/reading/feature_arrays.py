@@ -47,6 +47,7 @@ from featcache.reading.containers import (
     Wanted,
 )
 from featcache.reading.places import Places
+from featcache.reading.shell import RemoteCache
 from featcache.reading.verify import ContainerPages
 from featcache.registry import RAW, get_codec
 
@@ -152,10 +153,15 @@ class Checks:
     """
 
     def __init__(
-        self, cache: Path, manifest: Manifest, columns: ContainerColumns, containers: Containers
+        self,
+        cache: Path,
+        manifest: Manifest,
+        columns: ContainerColumns,
+        containers: Containers,
+        remote: RemoteCache | None = None,
     ) -> None:
         self._containers = containers
-        self._pages = ContainerPages(cache, manifest, columns, containers.adopted)
+        self._pages = ContainerPages(cache, manifest, columns, containers.adopted, remote)
 
     def same_array(self, extents: Sequence[Piece], checksum: int) -> bool:
         """Whether the bytes of a whole array have its checksum."""

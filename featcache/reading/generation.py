@@ -189,9 +189,8 @@ class Generation:
         containers = Containers(path, columns, mapped, adopted, check_reads, files)
         if check_reads:
             _require_collected(path, [manifest], "check_reads")
-            if settings.remote is not None:
-                settings.remote.fetch_checksums(path, manifest)
-        checks = Checks(path, manifest, columns, containers) if check_reads else None
+        remote = settings.remote
+        checks = Checks(path, manifest, columns, containers, remote) if check_reads else None
         features = arrays_of(manifest, index, containers, checks)
         contents = Contents(manifest, index, failed, features)
         return cls(path, contents, containers, file, settings, cache_path=cache_path)

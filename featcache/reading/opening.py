@@ -59,6 +59,7 @@ from featcache.format.manifest import (
     set_name,
     tags_of,
 )
+from featcache.format.part import files_of
 from featcache.interface import Ints
 from featcache.reading.containers import check_roots
 from featcache.reading.feature_arrays import Checks, FeatureArrays, arrays_of
@@ -369,19 +370,26 @@ def damage_of(
             manifest = replace(manifest, previous=None, tags={})
         if remote is not None:  # what is being built is not pushed
             manifest = replace(manifest, building_files={}, building_parts=())
-            remote.fetch_all(each.path, manifest)
         found = all_damage(
             each.path, manifest, each.index, arrays=arrays, roots=roots, tell=tell, remote=remote
         )
-        yield from found if remote is None else (_in_store(each, remote) for each in found)
+        yield from found if remote is None else _in_store(each.path, manifest, found, remote)
 
 
-def _in_store(damage: Damage, remote: RemoteCache) -> Damage:
-    """Return damage of what a shell stands for as that of the store."""
+def _in_store(
+    path: Path, manifest: Manifest, found: Iterable[Damage], remote: RemoteCache
+) -> Iterator[Damage]:
+    """Fetch all but the containers; then give what is `found` of the shell as of the store."""
+    told = remote.damage_of(path, manifest, (name for name, _ in files_of(manifest)))
+    yield from told.values()
     here, there = str(remote.directory), remote.place.url
-    if isinstance(damage, str):
-        return damage.replace(here, there)
-    return replace(damage, container=damage.container.replace(here, there))
+    for damage in found:
+        if not isinstance(damage, str):
+            yield replace(damage, container=damage.container.replace(here, there))
+        elif not any(url in damage.replace(here, there) for url in told):
+            yield damage.replace(
+                here, there
+            )  # the others are not here, as they are not right there
 
 
 def _manifest(sets: Mapping[str, Generation], rows: int) -> Manifest:
@@ -426,7 +434,8 @@ def _arrays(opened: Generation, index: Index) -> dict[str, FeatureArrays]:
     manifest, containers = opened.manifest, opened.containers
     checks = None
     if opened.settings.check_reads:
-        checks = Checks(opened.path, manifest, index.containers, containers)
+        remote = opened.settings.remote
+        checks = Checks(opened.path, manifest, index.containers, containers, remote)
     return arrays_of(manifest, index, containers, checks)
 
 

@@ -1,42 +1,61 @@
 """The shell of a cache in an object store: its manifest and index here, its containers there.
 
 A shell is a directory laid out like the cache, with the files that tell what is where and none of
-those that hold arrays. It lies among the pages, so other processes and the next run find it.
+those that hold arrays. It lies among the pages, so other processes and the next run find it. The
+manifest tells the size of each file, so nothing is listed or asked for its head.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import secrets
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 import xxhash
 
-from featcache.container_files import write_durably
-from featcache.errors import CacheError, CorruptCacheError, NotACacheError
-from featcache.format.files import NOT_AS_WRITTEN, digest, unpack_json, within
+from featcache.container_files import sync_directory, sync_file, write_all, write_durably
+from featcache.errors import CacheError, CorruptCacheError, NotACacheError, StorageFullError
+from featcache.format.columns import ColumnFile
+from featcache.format.files import (
+    NOT_AS_WRITTEN,
+    FilePath,
+    FileSize,
+    Size,
+    digest,
+    read_as,
+    unpack_json,
+    within,
+)
 from featcache.format.index import ContainerColumns
 from featcache.format.manifest import (
     INDEX,
     MANIFESTS,
+    MOST_BYTES,
     NAME,
     OUTER,
-    PARTS,
     SETS,
     Manifest,
+    kept_manifests,
     manifest_file,
+    read_manifest,
     role_of,
 )
-from featcache.remote import Counts, RemoteFiles, RemotePlace, pages_at, requests_to
+from featcache.format.part import files_of
+from featcache.remote import Counts, RemoteFiles, RemotePlace, download, pages_at, requests_to
 
 ETAGS = "etags.json"  # in a shell, of the files that may change
-OF_PART = ("part.json", "index.columns")
 TRIES = 10  # while others publish
+NEVER_CHANGE = ("index-*.columns*", "probe-*", "made-from-*", "parts/*/*")  # in a shell
+UNFINISHED_S = 3600.0  # a file that nobody has written to for so long was left by a kill
 
 
 @dataclass(frozen=True)
@@ -101,46 +120,38 @@ class RemoteCache:
             size=lambda number: int(columns.sizes[number]),
         )
 
-    def fetch_checksums(self, directory: Path, manifest: Manifest) -> None:
-        """Fetch what tells the checksums of a generation's pages, all at once.
+    def fetch(self, directory: Path, manifest: Manifest, names: Iterable[str]) -> None:
+        """Fetch files that a generation leads to unless they are here, all at once.
+
+        Args: as of `damage_of`.
+
+        Raises `CorruptCacheError` for what is gone, or not what was written.
+        """
+        for damage in self.damage_of(directory, manifest, names).values():
+            raise CorruptCacheError(damage)
+
+    def damage_of(
+        self, directory: Path, manifest: Manifest, names: Iterable[str]
+    ) -> Mapping[str, str]:
+        """Fetch files as `fetch` does; return what is wrong with any of them, by URL.
 
         Args:
             directory: the shell's, or that of a feature set in it.
             manifest: of the generation.
+            names: of the files, relative to the directory.
         """
-        prefix = self._prefix(directory)
-        names = (
-            f"{prefix}{PARTS}/{part.name}/{file}" for part in manifest.parts for file in OF_PART
-        )
-        self._fetch_at_once(names, self._fetch)
+        prefix, digests = self._prefix(directory), dict(files_of(manifest))
 
-    def fetch_all(self, directory: Path, manifest: Manifest) -> None:
-        """Fetch all files of a generation but its containers, so that these can be compared.
+        def fetch(name: str) -> tuple[str, str] | None:
+            try:
+                self._fetch(prefix + name, manifest.sizes.get(name), digests[name])
+            except CorruptCacheError as error:
+                return f"{self.place.url}/{prefix}{name}", str(error)
+            return None
 
-        What the store lacks is not here then.
-
-        Args:
-            directory: the shell's, or that of a feature set in it.
-            manifest: of the generation.
-        """
-        prefix = self._prefix(directory)
-        parts = {f"{PARTS}/{part.name}/": part for part in manifest.parts}
-        names = [part + file for part in parts for file in OF_PART]
-        for part, entry in parts.items():
-            beside = (entry.tombstones, entry.stamps)
-            names += [part + each.file for each in beside if each is not None]
-        names += [file for file in manifest.files if role_of(file) is not None]
-        wanted = (prefix + name for name in names)
-        self._fetch_at_once(wanted, self._fetch_if_there)
-
-    def _fetch_at_once(self, names: Iterable[str], fetch: Callable[[str], None]) -> None:
-        lacking = [name for name in names if not (self.directory / name).exists()]
-        with ThreadPoolExecutor(self.place.options.concurrency) as threads:
-            list(threads.map(fetch, lacking))
-
-    def _fetch_if_there(self, name: str) -> None:
-        with suppress(FileNotFoundError):
-            self._fetch(name)
+        lacking = [name for name in names if not (directory / name).exists()]
+        with ThreadPoolExecutor(max(min(len(lacking), self.place.options.concurrency), 1)) as pool:
+            return dict(filter(None, pool.map(fetch, lacking)))
 
     def _prefix(self, directory: Path) -> str:
         below = directory.relative_to(self.directory).as_posix()
@@ -156,15 +167,12 @@ class RemoteCache:
                 f"{self.place.url} has adopted sources, which lie elsewhere: convert it, and push "
                 "the copy"
             )
-        self._fetch_named(prefix, content)
+        self._fetch_named(prefix, content, data)
         if outer is None and SETS in content["requires"]:
             for each in self._sets():
                 self._refresh(f"{SETS}/{each}/", content, version)
         if version is not None and version in content["tags"]:
-            kept = manifest_file(within(content["tags"][version], 1))
-            self._fetch(prefix + kept)
-            tagged = (self.directory / prefix / kept).read_bytes()
-            self._fetch_named(prefix, self._content(prefix + kept, tagged))
+            self._fetch_tagged(prefix, within(content["tags"][version], 1), data)
         if etag is None:
             return
         if content["index"]:
@@ -172,6 +180,18 @@ class RemoteCache:
         _write(self.directory / name, data)
         known = {**self._etags(), name: [etag, digest(data)]}
         _write(self.directory / ETAGS, json.dumps(known).encode())
+        self._fetch_named(prefix, content, data)  # who was there first may have removed it again
+        _remove_superseded(self.directory / prefix)
+
+    def _fetch_tagged(self, prefix: str, generation: str, current: bytes) -> None:
+        """Fetch what a tag names; `current` is the manifest that has it."""
+        kept = manifest_file(generation)
+        path = self.directory / prefix / kept
+        if not path.exists():
+            data, _ = cast(tuple[bytes, str], requests_to(self.place).whole(prefix + kept))
+            _write(path, data)
+        tagged = path.read_bytes()
+        self._fetch_named(prefix, self._content(prefix + kept, tagged), current)
 
     def _manifest(self, name: str, is_first: bool) -> tuple[bytes, str | None]:
         """Return a manifest and its ETag; None for the ETag of the one that is here already."""
@@ -203,25 +223,73 @@ class RemoteCache:
             raise CorruptCacheError(f"'{self.place.url}/{name}' is damaged: it names no index")
         return content
 
-    def _fetch_named(self, prefix: str, content: Mapping[str, Any]) -> None:
-        """Fetch the index of a generation, and its files of roles."""
-        named = [content["index"]] if content["index"] else []
-        for file in (*named, *content["files"]):
-            if file not in named and role_of(file) is None:
-                continue  # of a later version: its readers ask for it
-            self._fetch(prefix + within(file))
+    def _fetch_named(self, prefix: str, content: Mapping[str, Any], current: bytes) -> None:
+        """Fetch the index of a generation, and its files of roles.
+
+        Raises `FileNotFoundError` where `current`, the cache's manifest, is another one by now.
+        """
+        sizes = read_as(dict[FilePath, Size], content.get("sizes", {}))
+        named = {content["index"]: content["index_digest"]} if content["index"] else {}
+        # those of a later version are for who asks for them
+        named |= {path: each for path, each in content["files"].items() if role_of(path)}
+        try:
+            for path, expected in named.items():
+                self._fetch(prefix + within(path), sizes.get(path), str(expected))
+        except CorruptCacheError:
+            now = requests_to(self.place).whole(prefix + NAME)
+            if now is not None and now[0] == current:
+                raise
+            raise FileNotFoundError(f"{prefix}{path}") from None
 
     def _sets(self) -> list[str]:
         data, _ = cast(tuple[bytes, str], requests_to(self.place).whole(OUTER))
         _write(self.directory / OUTER, data)
         return [within(name, 1) for name in self._content(OUTER, data)[SETS]]
 
-    def _fetch(self, name: str) -> None:
-        """Fetch a file that never changes, unless it is here."""
+    def _fetch(self, name: str, size: FileSize | None, expected: str | None) -> None:
+        """Fetch a file that never changes, unless it is here; it has its name once it is right."""
         path = self.directory / name
-        if not path.exists():
-            data, _ = cast(tuple[bytes, str], requests_to(self.place).whole(name))
-            _write(path, data)
+        if path.exists():
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # of this one alone
+        try:
+            with aside.open("xb", buffering=0) as file:
+                self._download(name, size, file)
+                sync_file(file)
+            if not _is_right(aside, name, size, expected):
+                raise CorruptCacheError(
+                    f"{self.place.url}/{name} is damaged: it is not what was written; delete it, "
+                    "and push the cache again from where it was made"
+                )
+            aside.replace(path)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+        sync_directory(path.parent)
+
+    def _download(self, name: str, size: FileSize | None, file: FileIO) -> None:
+        requests = requests_to(self.place)
+        if size is None:
+            try:  # of a cache of before
+                found = requests.whole(name, most_bytes=MOST_BYTES)
+            except FileNotFoundError:
+                raise CorruptCacheError(f"{self.place.url}/{name} is missing") from None
+            write_all(file, cast(tuple[bytes, str], found)[0])
+            return
+        if size.nbytes > MOST_BYTES and role_of(Path(name).name):
+            raise CorruptCacheError(
+                f"{self.place.url}/{name} is damaged: its manifest tells {size}, and no such file "
+                f"has more than {MOST_BYTES:,}"
+            )
+        options = self.place.options
+        room = shutil.disk_usage(cast(str, options.pages)).free - options.floor_bytes
+        if size.nbytes > room:
+            raise StorageFullError(
+                f"no room for {self.place.url}/{name} of {size} in {str(options.pages)!r}; give "
+                "RemoteOptions(pages=) a directory on a disk with more room"
+            )
+        download(requests, name, size.nbytes, file.fileno())
 
     def _etags(self) -> dict[str, list[str]]:
         try:
@@ -234,6 +302,47 @@ class RemoteCache:
 def _name(content: Mapping[str, Any]) -> str:
     """Return the name of the generation of a manifest."""
     return within(str(content["index"]).removeprefix("index-").removesuffix(".columns"), 1)
+
+
+def _is_right(path: Path, name: str, size: FileSize | None, expected: str | None) -> bool:
+    """Whether a file that was fetched, under whatever name, is what was written."""
+    if not name.endswith(".columns"):
+        state = xxhash.xxh3_64()
+        with path.open("rb") as data:
+            while piece := data.read(1 << 20):
+                state.update(piece)
+        return state.hexdigest() == expected
+    with suppress(CorruptCacheError):
+        file = ColumnFile(path.parent, path.name, mapped=False, expected=expected, size=size)
+        with file:
+            return not file.damaged()
+    return False
+
+
+def _remove_superseded(here: Path) -> None:
+    """Remove what neither the generation of a shell nor the one before nor a tag leads to.
+
+    Those who have it open read on; who opens one of these has the current one, or fetches it again.
+    """
+    with suppress(CacheError, OSError):  # such as a manifest that cannot be read: it may need all
+        current = read_manifest(here, alone=True)
+        tagged = {current.name, current.previous, *current.tags.values()}
+        kept = [current]
+        for name in kept_manifests(here):
+            if name in tagged:
+                kept.append(read_manifest(here, manifest_file(name)))
+            else:
+                (here / manifest_file(name)).unlink(missing_ok=True)
+        wanted = {here / path for manifest in kept for path, _ in files_of(manifest)}
+        for path in _never_changed(here):
+            is_young = time.time() - path.stat().st_mtime < UNFINISHED_S
+            if path not in wanted and not (path.suffix == ".tmp" and is_young):
+                path.unlink(missing_ok=True)
+
+
+def _never_changed(here: Path) -> Iterator[Path]:
+    for pattern in NEVER_CHANGE:
+        yield from here.glob(pattern)
 
 
 def _write(path: Path, data: bytes) -> None:

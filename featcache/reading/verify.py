@@ -49,6 +49,7 @@ from featcache.format.part import COLUMNS, SEAL, read_part
 from featcache.interface import Ints
 from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Containers, Roots
 from featcache.reading.shell import RemoteCache
+from featcache.remote import Locks
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -80,7 +81,10 @@ WRONG_PAGES = "the checksums of its pages are not those that were written"
 
 
 class ContainerPages:
-    """The checksums of the pages of a generation's containers, read when they are needed."""
+    """The checksums of the pages of a generation's containers, read with a part's first use.
+
+    Safe to share between threads.
+    """
 
     def __init__(
         self,
@@ -88,11 +92,14 @@ class ContainerPages:
         manifest: Manifest,
         columns: ContainerColumns,
         adopted: AdoptedFiles | None,
+        remote: RemoteCache | None = None,
     ) -> None:
         self.columns = columns
+        self._remote = remote
+        self._manifest = manifest
+        self._reading: dict[int, Locks] = {}
         self._adopted = adopted
         self._cache = cache
-        self._parts = manifest.parts
         self._by_part: dict[int, list[Pages]] = {}
         # the first container of each part: those of a part follow each other
         self._first = np.searchsorted(columns.parts, np.arange(len(manifest.parts)))
@@ -116,20 +123,30 @@ class ContainerPages:
         """
         number = int(self.columns.parts[container])
         if number not in self._by_part:
-            named = 0 <= number < len(self._parts)
-            part = read_part(self._cache, self._parts[number].name) if named else None
-            if part is None:
-                raise CorruptCacheError(
-                    f"the part of {self.file(container)!r} is missing; put it back, or open the "
-                    "cache again if it was overwritten meanwhile"
-                )
-            self._by_part[number] = part.pages(self._cache)
+            with self._reading.setdefault(number, Locks()).mine():
+                if number not in self._by_part:
+                    self._by_part[number] = self._of_part(number, container)
         known, place = self._by_part[number], container - int(self._first[number])
         pages = known[place] if 0 <= place < len(known) else np.empty(0, np.uint64)
         size = int(self.columns.sizes[container])
         if container_digest(pages, size) != self.columns.digest(container):
             raise CorruptCacheError(f"container {self.file(container)!r}: {WRONG_PAGES}")
         return pages
+
+    def _of_part(self, number: int, container: int) -> list[Pages]:
+        part = None
+        if 0 <= number < len(self._manifest.parts):
+            name = self._manifest.parts[number].name
+            if self._remote is not None:
+                files = [f"{PARTS}/{name}/{file}" for file in (SEAL, COLUMNS)]
+                self._remote.fetch(self._cache, self._manifest, files)
+            part = read_part(self._cache, name)
+        if part is None:
+            raise CorruptCacheError(
+                f"the part of {self.file(container)!r} is missing; put it back, or open the "
+                "cache again if it was overwritten meanwhile"
+            )
+        return part.pages(self._cache)
 
 
 class DamagedArray(NamedTuple):

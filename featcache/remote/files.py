@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from bisect import bisect_left, bisect_right, insort
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -24,6 +25,7 @@ from featcache.remote.ranges import Request, Span, planned
 
 MOST_BYTES = 16 << 20  # of a request
 MOST_AHEAD_BYTES = 128 << 20  # that are asked for before they are wanted, by one call
+DOWNLOADS = 4  # ranges of a file that is fetched whole, at a time: 64 MiB of memory
 EXTRA = 0.03  # of what is asked for, in gaps between pieces
 MARGIN = 0.02  # of all that is asked for, between it and what is here
 MOST_MARGIN_BYTES = 256 << 10  # headers, and indexes of files
@@ -322,3 +324,25 @@ def pages_at(directory: str, budget_bytes: int, floor_bytes: int) -> Pages:
 def requests_to(place: RemotePlace) -> Requests:
     """Return what asks a place, the same at each call: it keeps connections."""
     return Requests(place)
+
+
+def download(requests: Requests, name: str, size: int, file: int) -> None:
+    """Write an object into an open file by ranges of at most 16 MiB, several at a time.
+
+    Raises `CorruptCacheError` for an object that is gone, changes meanwhile, or has another size.
+    """
+    etags: dict[str, str] = {}  # of one object are all ranges
+    under_way: deque[tuple[int, Future[memoryview]]] = deque()
+    for piece in planned([(0, 0, size)], 0, MOST_BYTES, 0.0):
+        if len(under_way) == DOWNLOADS:
+            _put_down(*under_way.popleft(), file)
+        answer = requests.some(name, piece.begin, piece.end, size, etags)
+        under_way.append((piece.begin, answer))
+    while under_way:
+        _put_down(*under_way.popleft(), file)
+
+
+def _put_down(begin: int, answer: Future[memoryview], file: int) -> None:
+    data, done = answer.result(), 0
+    while done < len(data):
+        done += os.pwrite(file, data[done:], begin + done)

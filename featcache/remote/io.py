@@ -30,6 +30,7 @@ STATUS = re.compile(r"\b([45]\d\d)\b")
 PIECE_BYTES = 8 << 20  # of an upload in pieces
 PIECES_AT_ONCE = 4  # of one upload
 DIGEST = "featcache"  # metadata of an object: the digest of what was put
+MOST_BYTES = 32 << 20  # of an object that is read whole, far above any manifest of a cache
 TRIES = 3
 RECENT = 256  # requests, whose speed is that of now
 KNOWN = 64  # latencies, from which on it is known that one is late
@@ -209,13 +210,16 @@ class Requests:
     def __reduce__(self) -> tuple[object, ...]:
         return Requests, (self.place,)  # the store holds secrets
 
-    def whole(self, name: str, etag: str | None = None) -> tuple[bytes, str | None] | None:
+    def whole(
+        self, name: str, etag: str | None = None, most_bytes: int = MOST_BYTES
+    ) -> tuple[bytes, str | None] | None:
         """Return an object and its ETag; None where it still has the `etag` given.
 
-        Raises `FileNotFoundError` without one.
+        Raises `FileNotFoundError` without one, `CorruptCacheError` for one of more than
+        `most_bytes`, before any of it is read.
         """
         require_unforked(self.place.url)
-        return begin(self._whole(name, etag)).result()
+        return begin(self._whole(name, etag, most_bytes)).result()
 
     def some(
         self, name: str, first: int, end: int, size: int, etags: dict[str, str] | None = None
@@ -273,22 +277,30 @@ class Requests:
         latency_s, concurrency = self._pace.latency_s(0.5), self.place.options.concurrency
         return int(self._pace.bytes_per_s() * latency_s / concurrency)
 
-    async def _whole(self, name: str, etag: str | None) -> tuple[bytes, str | None] | None:
+    async def _whole(
+        self, name: str, etag: str | None, most_bytes: int
+    ) -> tuple[bytes, str | None] | None:
         options = {} if etag is None else {"if_none_match": etag}
         try:
             async with self._limit():
                 self.counts.gets += 1
                 answer = await self._get(name, options)
-                data = bytes(await answer.bytes_async())
+                size = answer.meta["size"]
+                data = b"" if size > most_bytes else bytes(await answer.bytes_async())
         except FileNotFoundError:
             raise FileNotFoundError(f"{self.place.url}/{name}") from None
         except self._errors.NotModifiedError:
             return None
         except Exception as error:
             raise self._told(name, error) from None
+        if size > most_bytes:
+            raise CorruptCacheError(
+                f"{self.place.url}/{name} has {size:,} bytes, and a cache has at most "
+                f"{most_bytes:,} there; see what was put in its place"
+            )
         self.counts.nbytes += len(data)
-        if len(data) != answer.meta["size"]:
-            raise self._short(name, len(data), answer.meta["size"])
+        if len(data) != size:
+            raise self._short(name, len(data), size)
         return data, answer.meta["e_tag"]
 
     def _serve_more(self) -> None:

@@ -23,7 +23,7 @@ from featcache.format.part import files_of
 def tells_all(cache: Path, file: str = "featcache.json") -> None:
     """See that a manifest tells the size of each file that it leads to, and of nothing else."""
     manifest = read_manifest(cache, file)
-    assert manifest.sizes.keys() == {*files_of(manifest)}
+    assert manifest.sizes.keys() == {path for path, _ in files_of(manifest)}
     for path, size in manifest.sizes.items():
         assert size.nbytes == (cache / path).stat().st_size
         assert size == size_of(cache, path)
