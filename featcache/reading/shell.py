@@ -11,13 +11,13 @@ import json
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 import xxhash
@@ -52,6 +52,7 @@ from featcache.format.manifest import (
 from featcache.format.part import files_of
 from featcache.remote import Counts, RemoteFiles, RemotePlace, download, pages_at, requests_to
 
+T = TypeVar("T")
 ETAGS = "etags.json"  # in a shell, of the files that may change
 TRIES = 10  # while others publish
 NEVER_CHANGE = ("index-*.columns*", "probe-*", "made-from-*", "parts/*/*")  # in a shell
@@ -150,8 +151,13 @@ class RemoteCache:
             return None
 
         lacking = [name for name in names if not (directory / name).exists()]
-        with ThreadPoolExecutor(max(min(len(lacking), self.place.options.concurrency), 1)) as pool:
-            return dict(filter(None, pool.map(fetch, lacking)))
+        return dict(filter(None, self._at_once(fetch, lacking)))
+
+    def _at_once(self, work: Callable[[str], T], names: Collection[str]) -> list[T]:
+        if not names:
+            return []
+        with ThreadPoolExecutor(min(len(names), self.place.options.concurrency)) as pool:
+            return list(pool.map(work, names))
 
     def _prefix(self, directory: Path) -> str:
         below = directory.relative_to(self.directory).as_posix()
@@ -232,14 +238,18 @@ class RemoteCache:
         named = {content["index"]: content["index_digest"]} if content["index"] else {}
         # those of a later version are for who asks for them
         named |= {path: each for path, each in content["files"].items() if role_of(path)}
+
+        def fetch(path: str) -> None:
+            self._fetch(prefix + path, sizes.get(path), str(named[path]))
+
+        lacking = [path for path in named if not (self.directory / prefix / within(path)).exists()]
         try:
-            for path, expected in named.items():
-                self._fetch(prefix + within(path), sizes.get(path), str(expected))
+            self._at_once(fetch, lacking)
         except CorruptCacheError:
             now = requests_to(self.place).whole(prefix + NAME)
             if now is not None and now[0] == current:
                 raise
-            raise FileNotFoundError(f"{prefix}{path}") from None
+            raise FileNotFoundError(f"{prefix}{lacking[0]}") from None
 
     def _sets(self) -> list[str]:
         data, _ = cast(tuple[bytes, str], requests_to(self.place).whole(OUTER))
@@ -247,10 +257,8 @@ class RemoteCache:
         return [within(name, 1) for name in self._content(OUTER, data)[SETS]]
 
     def _fetch(self, name: str, size: FileSize | None, expected: str | None) -> None:
-        """Fetch a file that never changes, unless it is here; it has its name once it is right."""
+        """Fetch a file that never changes; it has its name once it is right."""
         path = self.directory / name
-        if path.exists():
-            return
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # of this one alone
         try:

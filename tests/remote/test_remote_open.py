@@ -98,7 +98,9 @@ def test_a_cold_open_asks_for_each_file_once_in_ranges_of_at_most_so_many_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(files, "MOST_BYTES", most_bytes)
+    server.delay_s = 0.02
     there = opened()
+    assert server.most > len(ROLES)  # at a time
     manifest = read_manifest(cache)
     sizes = {path: (cache / path).stat().st_size for path in (manifest.index, *manifest.files)}
     pieces = [path for path, size in sizes.items() for _ in range(-(-size // most_bytes))]
