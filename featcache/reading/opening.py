@@ -56,6 +56,7 @@ from featcache.format.manifest import (
     manifest_file,
     name_of,
     read_manifest,
+    role_of,
     set_name,
     tags_of,
 )
@@ -370,6 +371,9 @@ def damage_of(
             manifest = replace(manifest, previous=None, tags={})
         if remote is not None:  # what is being built is not pushed
             manifest = replace(manifest, building_files={}, building_parts=())
+            # others of later versions might bear the names of files that the shell has for itself
+            files = {path: each for path, each in manifest.files.items() if role_of(path)}
+            manifest = replace(manifest, files=files)
         found = all_damage(
             each.path, manifest, each.index, arrays=arrays, roots=roots, tell=tell, remote=remote
         )

@@ -150,9 +150,7 @@ class RemoteCache:
                 return f"{self.place.url}/{prefix}{name}", str(error)
             return None
 
-        # other names might be those of files that the shell has for itself
-        known = (name for name in names if name not in manifest.files or role_of(name))
-        lacking = [name for name in known if not (directory / name).exists()]
+        lacking = [name for name in names if not (directory / name).exists()]
         return dict(filter(None, self._at_once(fetch, lacking)))
 
     def _at_once(self, work: Callable[[str], T], names: Collection[str]) -> list[T]:

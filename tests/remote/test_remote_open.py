@@ -20,7 +20,7 @@ from range_server import Handler, RangeServer, serving
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
-from featcache.format.files import FileSize
+from featcache.format.files import FileSize, digest
 from featcache.format.manifest import read_manifest, write_manifest
 from featcache.reading import shell as reading_shell
 from featcache.remote import RemoteOptions, files, requests_to
@@ -272,6 +272,17 @@ def test_an_index_that_is_named_and_not_there_is_said(cache: Path, opened: Open)
     (cache / read_manifest(cache).index).unlink()
     with pytest.raises(CacheError, match=r"http.*/c/index-.* is missing"):
         opened()
+
+
+def test_verification_passes_over_files_of_later_versions(
+    cache: Path, server: RangeServer, opened: Open
+) -> None:
+    manifest = read_manifest(cache)
+    (cache / "later.bin").write_bytes(b"later")
+    named = {"later.bin": digest(b"later"), "etags.json": digest(b"{}")}
+    write_manifest(cache, replace(manifest, files={**manifest.files, **named}))
+    assert len(opened(verify="arrays")) == PARTS * EACH
+    assert not {"later.bin", "etags.json"}.intersection(names(server))
 
 
 # What stays in the shell
