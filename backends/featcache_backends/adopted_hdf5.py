@@ -124,7 +124,7 @@ class AdoptedHdf5:
 
     def open(self, place: Place, path: str) -> Hdf5Datasets:
         """Open a file whose datasets can be placed by name."""
-        return Hdf5Datasets(place.local(path))
+        return Hdf5Datasets(place, path)
 
     def _arrays(
         self, place: Place, paths: Sequence[str], options: Options, what: str

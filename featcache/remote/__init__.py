@@ -1,7 +1,14 @@
 """Bytes behind a URL: places in object stores, range requests, local pages. Knows no caches."""
 
-from featcache.remote.files import RemoteFiles, pages_at, requests_to, with_pages
-from featcache.remote.io import PIECE_BYTES, PIECES_AT_ONCE, Counts, Requests
+from featcache.remote.files import (
+    RemoteFiles,
+    files_looked_at,
+    options_with_pages,
+    pages_at,
+    requests_to,
+    with_pages,
+)
+from featcache.remote.io import PIECE_BYTES, PIECES_AT_ONCE, Counts, Look, Requests
 from featcache.remote.places import DEFAULT, RemoteOptions, RemotePlace, is_url
 
 __all__ = [
@@ -9,11 +16,14 @@ __all__ = [
     "PIECES_AT_ONCE",
     "PIECE_BYTES",
     "Counts",
+    "Look",
     "RemoteFiles",
     "RemoteOptions",
     "RemotePlace",
     "Requests",
+    "files_looked_at",
     "is_url",
+    "options_with_pages",
     "pages_at",
     "requests_to",
     "with_pages",
