@@ -131,6 +131,7 @@ class AdoptedHdf5:
     ) -> Iterator[tuple[int, Hdf5Datasets, _Array]]:
         """Yield all arrays whose names the pattern matches, each with its file, which is open."""
         names = Names(options)
+        place.expect(paths)
         if not names.is_given and len(paths) > 1:
             with (
                 closing(self.open(place, paths[0])) as one,

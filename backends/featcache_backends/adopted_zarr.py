@@ -181,8 +181,10 @@ class _Store:
     def of(cls, place: Place) -> _Store:
         """Read the descriptions of all arrays of a group."""
         arrays = []
-        for path in place.files():
-            if f"/{path}".endswith(ENDS) and (array := _described(place, path)) is not None:
+        described = [path for path in place.files() if f"/{path}".endswith(ENDS)]
+        place.expect(described)
+        for path in described:
+            if (array := _described(place, path)) is not None:
                 arrays.append(array)
         return cls(place, arrays)
 

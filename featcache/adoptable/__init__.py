@@ -113,6 +113,9 @@ class Place(Protocol):
         `folder` is relative to the place, "" the place itself. Links are left out.
         """
 
+    def expect(self, paths: Iterable[str]) -> None:
+        """Ask for the first bytes of files that will be opened, where that takes a request each."""
+
     def open(self, path: str) -> AbstractContextManager[ByteSource]:
         """Open a file, to be closed by `with`.
 

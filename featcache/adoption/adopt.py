@@ -579,9 +579,12 @@ def _place_at(url: str, options: RemoteOptions) -> tuple[UrlPlace, str]:
             return place, unquote(name)
     place = UrlPlace(url, options)
     _refuse_own_at(place, place.root)
-    if next(place.files(), None) is None:
-        raise AdoptionError(f"the source {url!r} does not exist")
-    return place, ""
+    try:
+        if next(place.files(), None) is not None:
+            return place, ""
+    except AdoptionError as error:
+        raise AdoptionError(f"there is no object {url!r}, and {error}") from error
+    raise AdoptionError(f"the source {url!r} does not exist")
 
 
 def kind_of(place: LocalPlace | UrlPlace, what: str, name: str | None) -> Kind:

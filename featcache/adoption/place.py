@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from functools import cached_property, lru_cache
@@ -85,6 +85,9 @@ class LocalPlace:
             raise AdoptionError(
                 f"{self.root}/{folder} cannot be read: {describe(error)}"
             ) from error
+
+    def expect(self, paths: Iterable[str]) -> None:
+        """Do nothing: files here are read as fast one by one."""
 
     @contextmanager
     def open(self, path: str) -> Iterator[ByteSource]:
@@ -256,6 +259,7 @@ class UrlPlace:
         self._paths: list[str] = []
         self._looks: list[Look] = []
         self._opened: set[str] = set()
+        self._is_listed = False
         self._files = files_looked_at(
             self._store,
             self._paths.__getitem__,
@@ -279,6 +283,15 @@ class UrlPlace:
         folder = folder.rstrip("/")
         pairs = (path.rpartition("/") for path in self._listed)
         return [name for above, _, name in pairs if above == folder]
+
+    def expect(self, paths: Iterable[str]) -> None:
+        """Ask for the first bytes of objects that were listed, all at once, without waiting."""
+        with self._lock:
+            known = [self._numbers.get(self.absolute(path).lstrip("/")) for path in paths]
+        numbers = [number for number in known if number is not None]
+        self._files.prefetch([
+            (number, 0, min(LEAST_AHEAD, self._looks[number].size)) for number in numbers
+        ])  # fmt: skip
 
     @contextmanager
     def open(self, path: str) -> Iterator[ByteSource]:
@@ -330,12 +343,12 @@ class UrlPlace:
             looks = requests_to(self._store).looks(prefix)
         except RemoteError as error:
             raise AdoptionError(
-                f"{self.name!r}: the objects of a folder cannot be listed: {error}. A web server "
-                "does not list them; give the URL of one file, or an scp that names files, or "
-                "adopt from the store itself"
+                f"the objects of a folder, {self.name!r}, cannot be listed: {error}. A web server "
+                "lists none: give the URL of one file, or of an scp that names archives"
             ) from error
         for path, look in looks.items():
             self._note(path, look)
+        self._is_listed = True
         below = len(prefix) + 1 if prefix else 0
         return sorted((path[below:] for path in looks), key=lambda path: path.split("/"))
 
@@ -349,6 +362,8 @@ class UrlPlace:
             known = self._numbers.get(where)
         if known is not None:
             return known
+        if self._is_listed and f"/{where}".startswith(f"{self.root.rstrip('/')}/"):
+            raise AdoptionError(f"{self._store.url}/{where} is not there")
         try:
             look, front = requests_to(self._store).front(where, LEAST_AHEAD)
         except FileNotFoundError as error:

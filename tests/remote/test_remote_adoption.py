@@ -13,6 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import torch
 import zarr
 from click.testing import CliRunner
 from numpy.typing import NDArray
@@ -32,7 +33,7 @@ from featcache.errors import (
     CorruptCacheError,
     RemoteError,
 )
-from featcache.remote import RemoteOptions, requests_to
+from featcache.remote import RemoteOptions, RemotePlace, requests_to
 
 RNG, DIMS = np.random.default_rng(3), 64
 ARRAYS: dict[str, NDArray[np.float32]] = {
@@ -125,6 +126,11 @@ def as_ark(folder: Path) -> str:
     return "egs/data/train"
 
 
+def as_pt(folder: Path) -> str:
+    torch.save({id: torch.from_numpy(array) for id, array in ARRAYS.items()}, folder / "all.pt")
+    return "all.pt"
+
+
 MAKERS: dict[str, Callable[[Path], str]] = {
     "hdf5": as_hdf5,
     "chunked hdf5": as_chunked_hdf5,
@@ -134,6 +140,7 @@ MAKERS: dict[str, Callable[[Path], str]] = {
     "zarr 2": lambda folder: as_zarr(folder, 2),
     "zarr 3": lambda folder: as_zarr(folder, 3),
     "ark": as_ark,
+    "pt": as_pt,
 }
 
 
@@ -521,3 +528,26 @@ def test_repair_drops_nothing_for_a_bucket_that_is_not_reached(
     with pytest.raises(CacheError, match=r"behind a URL.*adopt it again"):
         cache.repair()
     assert len(featcache.open(tmp_path / "c")) == len(ARRAYS)
+
+
+def test_an_empty_table_beside_an_scp_is_no_error(
+    sources: tuple[Path, dict[str, str]], bucket: str, endpoint: str, tmp_path: Path
+) -> None:
+    store = store_of(bucket, endpoint)
+    upload(sources[0], store, "egs")
+    obstore.put(store, "egs/data/train/text", b"")
+    how = RemoteOptions(pages=tmp_path / "pages", endpoint=endpoint, region="us-east-1")
+    cache = featcache.adopt(f"{bucket}/egs/data/train/feats.scp", tmp_path / "c", remote=how)
+    assert set(cache.annotations) == {"speaker"}
+    assert np.array_equal(cache.read("utt-05", "feats"), ARRAYS["utt-05"])
+
+
+def test_a_header_of_a_folder_costs_a_request(
+    sources: tuple[Path, dict[str, str]], bucket: str, endpoint: str, tmp_path: Path
+) -> None:
+    upload(sources[0], store_of(bucket, endpoint), "dump")
+    how = RemoteOptions(pages=str(tmp_path / "pages"), endpoint=endpoint, region="us-east-1")
+    featcache.adopt(f"{bucket}/dump", tmp_path / "c", remote=how)
+    looked_for = 3  # no file is called as the folder, and no cache is there or around it
+    asked = requests_to(RemotePlace.of(bucket, how)).counts.gets
+    assert asked == looked_for + len(ARRAYS)
