@@ -23,7 +23,6 @@ from featcache.format.fingerprint import Difference as Difference
 from featcache.format.fingerprint import differences as differences
 from featcache.format.index import rows_of_ids
 from featcache.interface import Ints
-from featcache.reading.containers import roots_of
 from featcache.reading.generation import Generation
 from featcache.reading.opening import (
     CachePath,
@@ -34,6 +33,7 @@ from featcache.reading.opening import (
     open_generation,
     witnesses,
 )
+from featcache.reading.roots import roots_of
 from featcache.reading.unpublished import pending_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from featcache.container_files.lock import at_work
 from featcache.errors import CacheError, UnknownNameError, nearest
 from featcache.format.feature_sets import stored_sets, tags_of_sets
 from featcache.format.files import reading
-from featcache.reading.containers import NO_ROOTS, absolute_roots
 from featcache.reading.generation import Generation, OpenSettings
 from featcache.reading.opening import (
     CachePath,
@@ -28,6 +27,7 @@ from featcache.reading.opening import (
     open_generation,
 )
 from featcache.reading.reader import FeatureReader
+from featcache.reading.roots import NO_PLACES, absolute_roots
 from featcache.reading.verify import raise_damage, remedy_of, tell_unequal_ends
 from featcache.remote import DEFAULT, RemoteOptions
 from featcache.tables.selection import Selection
@@ -333,7 +333,7 @@ def open(
     expect: Mapping[str, object] | None = None,
     version: str | None = None,
     mapped: bool = True,
-    roots: Mapping[str, CachePath] = NO_ROOTS,
+    roots: Mapping[str, CachePath] = NO_PLACES,
     remote: RemoteOptions = DEFAULT,
 ) -> Cache:
     """Open a cache for reading; `with featcache.open(path) as cache:` closes it, too.
@@ -355,15 +355,17 @@ def open(
         mapped: read through memory maps; False uses pread, for network file systems, where a mapped
             file that shrinks kills the process with SIGBUS.
         roots: where adopted sources lie now, by the keys that the cache has for them
-            (`adopted.json`), if they lie elsewhere than when they were adopted.
-        remote: of a URL: where pages of it are kept, and how its store is asked.
+            (`adopted.json`), if they lie elsewhere than when they were adopted: paths, or URLs.
+        remote: of a URL, also one that was adopted: where pages of it are kept, and how its store
+            is asked.
 
     Raises `StaleCacheError`, with the differences, for a cache that was made from something else
     than is expected; `NotACacheError`, `FormatVersionError` or `CorruptCacheError`.
     """
     if verify not in (None, *VERIFY):
         raise UnknownNameError(f"verify has no level {verify!r}; {nearest(verify, VERIFY)}")
-    settings = OpenSettings(mapped, check_reads, version=version, roots=absolute_roots(roots))
+    places = absolute_roots(roots, remote)
+    settings = OpenSettings(mapped, check_reads, version=version, roots=places)
     place, settings = located(path, settings, remote)
     cache = open_with(place, Expectation.of(expect), settings)
     if verify is not None:
@@ -381,7 +383,7 @@ def open(
 
 
 def repair(
-    path: CachePath, *, dry_run: bool = False, roots: Mapping[str, CachePath] = NO_ROOTS
+    path: CachePath, *, dry_run: bool = False, roots: Mapping[str, CachePath] = NO_PLACES
 ) -> Repair:
     """Repair a cache as `Cache.repair` does, also one that is too damaged to be opened."""
     from featcache.writing import repair as repairing

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.adoptable import COMPLEX, CONVERT, COPY
+from featcache.adoptable import COMPLEX, CONVERT, COPY, Place, SourceFile
 from featcache.adoptable.placed_arrays import PlacedArray
 from featcache.errors import AdoptionError, describe
 from featcache_backends._hdf5_heap import GlobalHeap
@@ -39,33 +40,39 @@ class Hdf5Datasets:
     """An open HDF5 file.
 
     Args:
-        path: of the file.
+        place: that it lies in.
+        path: of the file there.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, place: Place, path: str) -> None:
         self._h5py = h5py = import_library("h5py", "adopting an HDF5 file", "hdf5")
-        self._path = path
         self._types: list[tuple[object, str]] = []  # known to be plain
+        self._closing = ExitStack()
+        source = self._closing.enter_context(place.open(path))
+        self._path: Path | str = place.local(path) if place.is_local else path
+        self._bytes = SourceFile(source)
         try:
-            self._file = h5py.h5f.open(str(path).encode(), h5py.h5f.ACC_RDONLY)
+            self._file = self._opened_file()
             self._root = h5py.h5g.open(self._file, b"/")
             made = self._file.get_create_plist()
             # some versions of HDF5 count chunks from the end of the user block
             self._has_userblock = made.get_userblock() > 0
             self._has_heap = not self._has_userblock and made.get_sizes() == (8, 8)
-            self._size = path.stat().st_size
-            self._heap = GlobalHeap(path, self._size)
+            self._size = source.size
+            self._heap = GlobalHeap(source)
         except BROKEN as error:
+            self._closing.close()
+            self._raise_of_source()
             raise AdoptionError(
-                f"{str(path)!r} cannot be opened as an HDF5 file: {describe(error)}; was its "
+                f"{str(self._path)!r} cannot be opened as an HDF5 file: {describe(error)}; was its "
                 "writer killed, or does it still write?"
             ) from error
 
     def close(self) -> None:
         """Close the file."""
         self._root = None
-        self._heap.close()
         self._file.close()
+        self._closing.close()
 
     def place(self, name: str, dataset: h5py.h5d.DatasetID | None = None) -> PlacedArray:
         """Return where the array of a dataset lies; no link to somewhere else is followed."""
@@ -151,6 +158,19 @@ class Hdf5Datasets:
             self._refuse(name, f"is {kept.dtype} of shape {np.shape(kept)}, no list of ids")
         return [str(each) for each in kept.tolist()]
 
+    def _opened_file(self) -> h5py.h5f.FileID:
+        h5f, h5p = self._h5py.h5f, self._h5py.h5p
+        if isinstance(self._path, Path):
+            return h5f.open(str(self._path).encode(), h5f.ACC_RDONLY)
+        access = h5p.create(h5p.FILE_ACCESS)
+        access.set_fileobj_driver(self._h5py.h5fd.fileobj_driver, self._bytes)
+        return h5f.open(repr(self._bytes).encode(), h5f.ACC_RDONLY, access)
+
+    def _raise_of_source(self) -> None:
+        """Raise what a read of the source raised, in the place of HDF5's words for it."""
+        if self._bytes.error is not None:
+            raise self._bytes.error
+
     def _opened(self, name: str) -> h5py.h5d.DatasetID:
         try:
             member, *below = self._root, *name.encode().split(b"/")
@@ -161,6 +181,7 @@ class Hdf5Datasets:
         except (*BROKEN, AttributeError) as error:
             if isinstance(error, AdoptionError):
                 raise
+            self._raise_of_source()
             raise AdoptionError(f"{str(self._path)!r} has no dataset {name!r}") from error
         if not isinstance(member, self._h5py.h5d.DatasetID):
             self._refuse(name, "is no dataset")
@@ -310,6 +331,7 @@ class Hdf5Datasets:
         return [(offset, nbytes) for _, offset, nbytes, _ in found]
 
     def _refuse(self, name: str, what: str, remedy: str = CONVERT) -> NoReturn:
+        self._raise_of_source()
         raise AdoptionError(f"{str(self._path)!r}: dataset {name!r} {what}; {remedy}")
 
 

@@ -10,9 +10,8 @@ space.
 from __future__ import annotations
 
 import struct
-from pathlib import Path
-from typing import BinaryIO
 
+from featcache.adoptable import ByteSource
 from featcache.errors import AdoptionError
 
 ELEMENT = struct.Struct("<IQI")
@@ -21,18 +20,11 @@ OBJECT = struct.Struct("<HH4xQ")
 
 
 class GlobalHeap:
-    """The global heap of a file.
+    """The global heap of a file."""
 
-    Args:
-        path: of the file.
-        size: bytes of the file.
-    """
-
-    def __init__(self, path: Path, size: int) -> None:
-        self._path = path
-        self._size = size
+    def __init__(self, file: ByteSource) -> None:
+        self._file = file
         self._walked = 0  # bytes of collections
-        self._file: BinaryIO | None = None
         self._collections: dict[int, dict[int, tuple[int, int]]] = {}
 
     def elements(self, offset: int, count: int) -> list[tuple[int, int]]:
@@ -45,18 +37,18 @@ class GlobalHeap:
                 self._collections[address] = self._objects(address)
             begin, nbytes = self._collections[address].get(number, (0, -1))
             if length > nbytes:
-                raise AdoptionError(f"{str(self._path)!r}: its global heap is damaged")
+                raise AdoptionError(f"{self._file.path!r}: its global heap is damaged")
             places.append((begin, length))
         return places
 
     def _objects(self, address: int) -> dict[int, tuple[int, int]]:
         magic, version, size = COLLECTION.unpack(self._read(address, COLLECTION.size))
         if magic != b"GCOL" or version != 1 or size < COLLECTION.size:
-            raise AdoptionError(f"{str(self._path)!r} has no global heap at byte {address}")
+            raise AdoptionError(f"{self._file.path!r} has no global heap at byte {address}")
         self._read(address + size, 0)
         self._walked += size
-        if self._walked > self._size:
-            raise AdoptionError(f"{str(self._path)!r}: collections of its global heap overlap")
+        if self._walked > self._file.size:
+            raise AdoptionError(f"{self._file.path!r}: collections of its global heap overlap")
         objects, at = {}, COLLECTION.size
         while at + OBJECT.size <= size:
             number, _, nbytes = OBJECT.unpack(self._read(address + at, OBJECT.size))
@@ -67,15 +59,7 @@ class GlobalHeap:
             at += -(-nbytes // 8) * 8
         return objects
 
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-
     def _read(self, offset: int, nbytes: int) -> bytes:
-        if not 0 <= offset <= offset + nbytes <= self._size:
-            raise AdoptionError(f"{str(self._path)!r} has no bytes {offset} to {offset + nbytes}")
-        if self._file is None:
-            self._file = self._path.open("rb")
-        self._file.seek(offset)
-        return self._file.read(nbytes)
+        if not 0 <= offset <= offset + nbytes <= self._file.size:
+            raise AdoptionError(f"{self._file.path!r} has no bytes {offset} to {offset + nbytes}")
+        return self._file.read(offset, nbytes)

@@ -124,13 +124,14 @@ class AdoptedHdf5:
 
     def open(self, place: Place, path: str) -> Hdf5Datasets:
         """Open a file whose datasets can be placed by name."""
-        return Hdf5Datasets(place.local(path))
+        return Hdf5Datasets(place, path)
 
     def _arrays(
         self, place: Place, paths: Sequence[str], options: Options, what: str
     ) -> Iterator[tuple[int, Hdf5Datasets, _Array]]:
         """Yield all arrays whose names the pattern matches, each with its file, which is open."""
         names = Names(options)
+        place.expect(paths)
         if not names.is_given and len(paths) > 1:
             with (
                 closing(self.open(place, paths[0])) as one,

@@ -20,6 +20,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 import numpy as np
@@ -179,8 +181,10 @@ class _Store:
     def of(cls, place: Place) -> _Store:
         """Read the descriptions of all arrays of a group."""
         arrays = []
-        for path in place.files():
-            if f"/{path}".endswith(ENDS) and (array := _described(place, path)) is not None:
+        described = [path for path in place.files() if f"/{path}".endswith(ENDS)]
+        place.expect(described)
+        for path in described:
+            if (array := _described(place, path)) is not None:
                 arrays.append(array)
         return cls(place, arrays)
 
@@ -226,15 +230,33 @@ class _Store:
     def values(self, array: _Array, frames: slice | None = None) -> NDArray[Any]:
         """Read an array by zarr, or some frames of it."""
         zarr = import_library("zarr", "reading a Zarr group of others", "zarr")
-        folder = self._place.local(array.described).parent
         try:
-            opened = zarr.open_array(str(folder), mode="r")
-            found = np.asarray(opened[...] if frames is None else opened[frames])
+            with self._folder(array) as folder:
+                opened = zarr.open_array(str(folder), mode="r")
+                found = np.asarray(opened[...] if frames is None else opened[frames])
+        except AdoptionError:
+            raise
         except (*DAMAGE, OSError, LookupError, TypeError) as error:
             raise AdoptionError(
                 f"{self.name!r}: zarr cannot read {array.name!r}: {error}; {CONVERT}"
             ) from error
         return found
+
+    @contextmanager
+    def _folder(self, array: _Array) -> Iterator[Path]:
+        """Return the folder of an array; that of a copy, for the while, behind a URL."""
+        if self._place.is_local:
+            yield self._place.local(array.described).parent
+            return
+        prefix = f"{array.name}/".lstrip("/")
+        with TemporaryDirectory(prefix="featcache-array-") as folder:
+            for path in self._place.files():
+                if path.startswith(prefix):
+                    into = Path(folder, path.removeprefix(prefix))
+                    into.parent.mkdir(parents=True, exist_ok=True)
+                    with self._place.open(path) as source:
+                        into.write_bytes(source.read(0, source.size))
+            yield Path(folder)
 
     def read(self, array: _Array, cut: Cut | None, options: Options) -> NDArray[Any]:
         """Read an array, or a part of it, by zarr, the frames first."""

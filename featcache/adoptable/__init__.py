@@ -13,6 +13,7 @@ or a header that lies is an `AdoptionError`, too.
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -24,7 +25,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from featcache.errors import AdoptionError, ConfigError
+from featcache.errors import AdoptionError, ConfigError, FeatcacheError
 from featcache.interface import Ints, storage_dtype
 
 # the end of a message about what is not adopted as it lies
@@ -52,13 +53,53 @@ class ByteSource(Protocol):
         """Return exactly these bytes; raises `AdoptionError` if the file does not have them."""
 
 
+class SourceFile(io.RawIOBase):
+    """A source as a file, for libraries that read one; the caller buffers it.
+
+    Attributes:
+        error: of the last read, where that failed: not all libraries pass it on.
+    """
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source, self._at = source, 0
+        self.error: FeatcacheError | None = None
+
+    def readable(self) -> bool:
+        """Whether it can be read, as always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Whether its place can be chosen, as always."""
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Choose the place of the next read."""
+        at = offset + (0, self._at, self._source.size)[whence]
+        if at < 0:
+            raise ValueError("a seek before the begin")
+        self._at = at
+        return at
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Read into a buffer as much as is there."""
+        count = max(min(len(buffer), self._source.size - self._at), 0)
+        try:
+            buffer[:count] = self._source.read(self._at, count)
+        except FeatcacheError as error:
+            self.error = error
+            raise
+        self._at += count
+        return count
+
+
 class Place(Protocol):
     """All that a kind may look at: a folder, or what lies around a file.
 
     Safe to use from several threads.
     """
 
-    name: str  # for messages: the path that the user named
+    name: str  # for messages: the path or URL that the user named
+    is_local: bool  # whether its files lie on a disk here, where `local` finds them
 
     def files(self) -> Iterable[str]:
         """List the files that the user means: all below the folder, or the ones that were named.
@@ -71,6 +112,9 @@ class Place(Protocol):
 
         `folder` is relative to the place, "" the place itself. Links are left out.
         """
+
+    def expect(self, paths: Iterable[str]) -> None:
+        """Ask for the first bytes of files that will be opened, where that takes a request each."""
 
     def open(self, path: str) -> AbstractContextManager[ByteSource]:
         """Open a file, to be closed by `with`.

@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any, Literal, cast
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -28,9 +29,16 @@ from featcache.adoptable import (
     Stored,
     TimeAxis,
 )
-from featcache.adoption.place import LocalPlace, is_pattern
+from featcache.adoption.place import LocalPlace, UrlPlace, is_pattern
 from featcache.declaration import FeatureStorageConfig, FrameTimes, first_contradiction
-from featcache.errors import AdoptionError, CacheError, ConfigError, FeatureError, NotACacheError
+from featcache.errors import (
+    AdoptionError,
+    CacheError,
+    ConfigError,
+    FeatureError,
+    NotACacheError,
+    RemoteError,
+)
 from featcache.format.annotation_columns import Column
 from featcache.format.annotations import Values, check_annotations, kinds_of
 from featcache.format.feature_sets import stored_sets
@@ -48,9 +56,17 @@ from featcache.format.manifest import (
 )
 from featcache.format.manifest import NAME as MANIFEST
 from featcache.interface import Ints, storage_dtype
-from featcache.reading.containers import read_roots, write_root
 from featcache.reading.opening import CachePath
+from featcache.reading.roots import PathOrUrl, read_roots, write_root
 from featcache.registry import backend_names, get_backend, get_kind, kind_names, only_reads
+from featcache.remote import (
+    DEFAULT,
+    RemoteOptions,
+    RemotePlace,
+    is_url,
+    options_with_pages,
+    requests_to,
+)
 from featcache.store import Cache
 from featcache.store import open as open_cache
 from featcache.tables.table import FeatureTable
@@ -68,10 +84,10 @@ class Source:
     """A source and its files, as they were when they were first looked at."""
 
     kind: str
-    root: Path  # without links on the way
+    root: PathOrUrl  # without links on the way
     paths: list[str]  # relative to the root
     sizes: list[int]
-    mtimes: list[int]  # nanoseconds
+    mtimes: list[int]  # nanoseconds; behind a URL states, below 0
 
 
 def publish_adopted(
@@ -115,7 +131,7 @@ def _rows_in(cache: Path) -> int:
 
 def _key_of(caches: Iterable[Path], source: Source) -> str:
     """Return a key for the root of a source, which no other root has in a cache or its sets."""
-    known, name = [read_roots(each) for each in caches], source.root.name or "root"
+    known, name = [read_roots(each) for each in caches], PurePath(source.root).name or "root"
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     return next(
         key for key in names if all(each.get(key, source.root) == source.root for each in known)
@@ -336,6 +352,7 @@ def adopt(
     time_axis: TimeAxis = "auto",
     nonfinite: Literal["raise", "keep"] = "raise",
     overwrite: bool = False,
+    remote: RemoteOptions = DEFAULT,
 ) -> Cache:
     """Make a cache of a store that others wrote, where it lies, without a copy.
 
@@ -346,8 +363,11 @@ def adopt(
     `Cache.collect` gives the cache checksums and statistics, which take one pass over all bytes.
     To append to it, give `CacheWriter` the fingerprint `{"adopted": kind}`.
 
+    A source behind a URL is read by ranges, and is an error where an object has another ETag than
+    it had; folders and patterns need a store that lists its objects, as a web server does not.
+
     Args:
-        source: a folder, a file, or files of a folder by a pattern with `*`.
+        source: a folder, a file, or files of a folder by a pattern with `*`; or the URL of one.
         cache: the directory of the new cache; not within the source.
         kind: one of the installed kinds, as an error about an unknown one lists them; None: the
             one that recognises the source.
@@ -362,6 +382,7 @@ def adopt(
             for embeddings.
         nonfinite: "keep" where arrays may hold NaN or infinity: no statistics then.
         overwrite: replace what the cache holds, such as what the source was before it changed.
+        remote: of a URL: where pages of it are kept, and how its store is asked.
 
     Raises `AdoptionError` for what cannot be adopted, naming id or file and what to do,
     `CacheError` for a cache that holds the feature already, or other utterances: what is adopted
@@ -375,14 +396,11 @@ def adopt(
     ...     cache.read("utt-1", "fbank", 100, 150).shape
     (50, 80)
     """
-    folder = _one_source(source)
+    given = _one_source(source)
     path = directory(cache, "a cache").absolute()
-    place, what = place_of(folder)
-    if folder.is_dir() and path.resolve().is_relative_to(folder.resolve()):
-        raise ConfigError(
-            f"the cache {str(path)!r} would lie in its source {str(folder)!r}, where nothing is "
-            "written; give another directory"
-        )
+    place, what = place_of(given, remote)
+    if isinstance(given, Path):
+        _refuse_inside(path, given)
     options = Options(feature, pattern, time_axis)
     FeatureStorageConfig(feature, nonfinite=nonfinite)  # a wrong name is told before files are read
     chosen = kind_of(place, what, kind)
@@ -390,30 +408,53 @@ def adopt(
         raise ConfigError(f"kind {chosen.name!r} takes no pattern")
     if pattern is None and not overwrite:
         _refuse_again(path, chosen.name, feature)
+    found, adopted = _indexed(place, what, chosen, options)
+    declared = {name: _declared(name, each, nonfinite) for name, each in found.features.items()}
+    publish_adopted(path, declared, found, adopted, overwrite=overwrite)
+    return open_cache(path, remote=remote)
+
+
+def _indexed(
+    place: LocalPlace | UrlPlace, what: str, kind: Kind, options: Options
+) -> tuple[Found, Source]:
+    """Return what a kind finds in a source, checked, and the files that it lies in."""
     try:
-        with bar(f"adopt {folder.name}", None, unit=" files") as shown:
+        with bar(f"adopt {PurePath(place.name).name}", None, unit=" files") as shown:
             place.tell = shown.update
-            found = chosen.index(place, what, options)
-        adopted = _source_of(place, found.containers, chosen.name, is_folder=not what)
+            found = kind.index(place, what, options)
+        adopted = _source_of(place, found.containers, kind.name, is_folder=not what)
         check_found(found, adopted.sizes)
-        check_shapes(place.name, found.ids, found.features, time_axis)
+        check_shapes(place.name, found.ids, found.features, options.time_axis)
     except AdoptionError as error:
         if place.name in str(error):
             raise
-        raise AdoptionError(f"{place.name!r}, as kind {chosen.name!r}: {error}") from error
-    declared = {name: _declared(name, each, nonfinite) for name, each in found.features.items()}
-    publish_adopted(path, declared, found, adopted, overwrite=overwrite)
-    return open_cache(path)
+        raise AdoptionError(f"{place.name!r}, as kind {kind.name!r}: {error}") from error
+    if isinstance(place, UrlPlace) and not place.is_sure:
+        _log.warning(
+            "%r: the server gives no ETags, or weak ones: objects that change are noticed by size "
+            "and by what it says of their time of change, and by nothing else",
+            place.name,
+        )
+    return found, adopted
 
 
-def _one_source(source: CachePath) -> Path:
+def _refuse_inside(cache: Path, source: Path) -> None:
+    """Raise `ConfigError` for a cache that would lie in its source."""
+    if source.is_dir() and cache.resolve().is_relative_to(source.resolve()):
+        raise ConfigError(
+            f"the cache {str(cache)!r} would lie in its source {str(source)!r}, where nothing is "
+            "written; give another directory"
+        )
+
+
+def _one_source(source: CachePath) -> PathOrUrl:
     if isinstance(source, list | tuple):
         raise ConfigError(
             f"one source is adopted at a time, not {source!r:.80}; give a folder or a pattern, "
             "'dump/*.ark', or adopt each into a cache of its own: featcache.concat reads them as "
             "one"
         )
-    return directory(source, "a source").absolute()
+    return cast(str, source) if is_url(source) else directory(source, "a source").absolute()
 
 
 def _refuse_again(cache: Path, kind: str, feature: str) -> None:
@@ -428,7 +469,7 @@ def _refuse_again(cache: Path, kind: str, feature: str) -> None:
 
 
 def _source_of(
-    place: LocalPlace, containers: Iterable[str], kind: str, *, is_folder: bool
+    place: LocalPlace | UrlPlace, containers: Iterable[str], kind: str, *, is_folder: bool
 ) -> Source:
     """Return which files a cache reads, below the folder that the user named or their own."""
     named = list(containers)
@@ -436,16 +477,17 @@ def _source_of(
     folders = {os.path.dirname(path) for path in whole}  # noqa: PTH120 (no object each)
     for folder in sorted(folders):
         if {PARTS, SETS} & {*folder.split("/")}:
-            refuse_own(Path(folder))
+            _refuse_own_at(place, folder)
     root = f"{place.root.rstrip('/')}/"
     if not (is_folder and all(path.startswith(root) for path in whole)):
-        root = f"{os.path.commonpath([os.path.dirname(path) for path in whole] or [root])}/"  # noqa: PTH120 (no object each)
+        common = os.path.commonpath([os.path.dirname(path) for path in whole] or [root])  # noqa: PTH120 (no object each)
+        root = f"{common.rstrip('/')}/"
     if len(set(whole)) < len(whole):
         raise AdoptionError(f"kind {kind!r} names a file of {place.name!r} twice")
     seen = [place.status(path) for path in named]
     return Source(
         kind,
-        Path(root),
+        place.url_of(root) if isinstance(place, UrlPlace) else Path(root),
         [path.removeprefix(root) for path in whole],
         [size for size, _ in seen],
         [mtime for _, mtime in seen],
@@ -493,8 +535,25 @@ def refuse_own(path: Path) -> None:
             )
 
 
-def place_of(source: Path) -> tuple[LocalPlace, str]:
+def _refuse_own_at(place: LocalPlace | UrlPlace, folder: str) -> None:
+    """Raise `AdoptionError` for a folder of a cache, by its path from the root of its system."""
+    if isinstance(place, LocalPlace):
+        refuse_own(Path(folder))
+        return
+    for each in (PurePosixPath(folder), *PurePosixPath(folder).parents):
+        if place.has(f"{each}/{MANIFEST}"):
+            raise AdoptionError(
+                f"the source {place.name!r} is a cache of featcache, or lies in one: "
+                f"featcache.open({place.url_of(str(each))!r}) reads it"
+            )
+
+
+def place_of(
+    source: PathOrUrl, remote: RemoteOptions = DEFAULT
+) -> tuple[LocalPlace | UrlPlace, str]:
     """Return the place that a kind may look at, and the file in it that the user named."""
+    if isinstance(source, str):
+        return _place_at(source, options_with_pages(remote))
     refuse_own(source)
     if source.is_dir():
         return LocalPlace(source), ""
@@ -506,12 +565,34 @@ def place_of(source: Path) -> tuple[LocalPlace, str]:
     raise AdoptionError(f"the source {str(source)!r} does not exist{braces}")
 
 
-def kind_of(place: LocalPlace, what: str, name: str | None) -> Kind:
+def _place_at(url: str, options: RemoteOptions) -> tuple[UrlPlace, str]:
+    """Return the place of a URL: of a file where an object is called so, else of a folder."""
+    folder, _, name = url.rstrip("/").rpartition("/")
+    is_folder = url.endswith("/") or folder.endswith(":/")  # of a whole bucket
+    if not is_folder and is_pattern(name):
+        return UrlPlace(folder, options, name), ""
+    if not is_folder:
+        place = UrlPlace(folder, options, unquote(name))
+        if place.has(where := place.absolute(unquote(name))):
+            if {PARTS, SETS} & {*where.split("/")}:
+                _refuse_own_at(place, where)
+            return place, unquote(name)
+    place = UrlPlace(url, options)
+    _refuse_own_at(place, place.root)
+    try:
+        if next(place.files(), None) is not None:
+            return place, ""
+    except AdoptionError as error:
+        raise AdoptionError(f"there is no object {url!r}, and {error}") from error
+    raise AdoptionError(f"the source {url!r} does not exist")
+
+
+def kind_of(place: LocalPlace | UrlPlace, what: str, name: str | None) -> Kind:
     """Return the kind of that name, or the one that recognises a source."""
     return _recognised(place, what) if name is None else get_kind(name)
 
 
-def _recognised(place: LocalPlace, what: str) -> Kind:
+def _recognised(place: LocalPlace | UrlPlace, what: str) -> Kind:
     found: list[Kind] = []
     broken: list[str] = []
     for name in kind_names():
@@ -531,7 +612,7 @@ def _recognised(place: LocalPlace, what: str) -> Kind:
     raise AdoptionError(f"the source {place.name!r} is not recognised: {told}{more}")
 
 
-def _what_it_is(place: LocalPlace) -> str:
+def _what_it_is(place: LocalPlace | UrlPlace) -> str:
     """Return why nothing recognises a place; `AdoptionError` if its files cannot be listed."""
     some = list(itertools.islice(place.files(), MOST_TOLD + 1))
     if not some:
@@ -552,13 +633,22 @@ def _what_it_is(place: LocalPlace) -> str:
 # Stores of others as caches for the while of one call, whether they can be adopted or not.
 
 NAME = "work-source"  # begins the name of such a cache
-SETTINGS = ("kind", "feature", "pattern", "time_axis", "nonfinite")  # of `adopt`
+SETTINGS = ("kind", "feature", "pattern", "time_axis", "nonfinite", "remote")  # of `adopt`
 SAID = "settings of featcache.adopt, such as kind=, are given as adopting={'kind': ...}"
 
 
-def foreign_source(source: FeatureTable | CachePath) -> Path | None:
-    """Return the path of a source that is there and is no cache."""
+def foreign_source(
+    source: FeatureTable | CachePath, remote: RemoteOptions = DEFAULT
+) -> PathOrUrl | None:
+    """Return the path or URL of a source that is there and is no cache."""
     if isinstance(source, FeatureTable):
+        return None
+    if is_url(source):
+        place = RemotePlace.of(cast(str, source), remote)
+        try:
+            requests_to(place).whole(MANIFEST)
+        except (FileNotFoundError, RemoteError):  # who may not list is refused what is not there
+            return place.url
         return None
     path = directory(source, "a source").absolute()
     if is_own(path):
@@ -576,7 +666,7 @@ def check_settings(settings: Mapping[str, object]) -> None:
 
 
 @contextmanager
-def as_cache(source: Path, beside: Path, settings: Mapping[str, Any]) -> Iterator[Cache]:
+def as_cache(source: PathOrUrl, beside: Path, settings: Mapping[str, Any]) -> Iterator[Cache]:
     """Adopt a source in the directory `beside`; the cache is removed at the end.
 
     `settings` are those of `adopt`; raises what that raises.

@@ -13,8 +13,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from featcache.adoptable import ByteSource
-from featcache.adoption.place import SourceFile
+from featcache.adoptable import ByteSource, SourceFile
 from featcache.errors import AdoptionError, MissingDependencyError, describe
 
 LINES, JSON = ".jsonl", ".json"

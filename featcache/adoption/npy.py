@@ -6,6 +6,7 @@ may say that these are names of features, too: `{feature}/{id}`, `{id}_{feature}
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from featcache.adoptable import (
     Options,
     Place,
     Readable,
+    SourceFile,
     Stored,
     copied_as,
     data_files,
@@ -75,8 +77,9 @@ class NpyFolder:
         def read(number: int) -> Mapping[str, NDArray[Any]]:
             arrays = {}
             for name, places in found.items():
-                path = place.local(paths[places[ids[number]]])
-                array = np.load(path, allow_pickle=False)
+                with place.open(paths[places[ids[number]]]) as source:
+                    file = io.BufferedReader(SourceFile(source))
+                    array = np.load(file, allow_pickle=False)
                 arrays[name] = array.transpose(frames_first(array.shape, options.time_axis))
             return arrays
 

@@ -183,6 +183,7 @@ def npy_headers(place: Place, ids: Sequence[str], paths: Sequence[str]) -> list[
             npy_header_of(place, path, id) for path, id in zip(paths[some], ids[some], strict=True)
         ]
 
+    place.expect(paths)
     with ThreadPoolExecutor(THREADS) as pool:
         chunks: Iterator[list[NpyHeader]] = pool.map(headers, range(0, len(ids), FILES_A_TASK))
         return [header for chunk in chunks for header in chunk]

@@ -1,21 +1,40 @@
-"""Places that are adopted: files and folders below a root, opened without following links out."""
+"""Places that are adopted: folders and files of a disk, or of a store behind a URL.
+
+On a disk, no link is followed out of the folder.
+"""
 
 from __future__ import annotations
 
-import io
 import os
 import stat
 import threading
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import numpy as np
 
 from featcache.adoptable import ByteSource, Value
 from featcache.container_files import read_at
-from featcache.errors import AdoptionError, FeatureError, describe
+from featcache.errors import (
+    AdoptionError,
+    CorruptCacheError,
+    FeatureError,
+    RemoteError,
+    describe,
+)
 from featcache.format.annotations import check_annotations, kind_of, wider_kind
+from featcache.remote import (
+    Look,
+    RemoteFiles,
+    RemoteOptions,
+    RemotePlace,
+    files_looked_at,
+    requests_to,
+)
 
 # The local place of a source: a folder, or what lies around a file. Nothing changes it.
 
@@ -35,6 +54,8 @@ class LocalPlace:
         root: the folder, without links on the way.
         tell: called with 1 for each file that is opened for the first time.
     """
+
+    is_local = True
 
     def __init__(self, root: Path, only: str = "") -> None:
         self.name = str(root / only)
@@ -64,6 +85,9 @@ class LocalPlace:
             raise AdoptionError(
                 f"{self.root}/{folder} cannot be read: {describe(error)}"
             ) from error
+
+    def expect(self, paths: Iterable[str]) -> None:
+        """Do nothing: files here are read as fast one by one."""
 
     @contextmanager
     def open(self, path: str) -> Iterator[ByteSource]:
@@ -164,36 +188,6 @@ class Window:
         return self._bytes[begin : begin + nbytes]
 
 
-class SourceFile(io.RawIOBase):
-    """A source as a file, for libraries that read one; the caller buffers it."""
-
-    def __init__(self, source: ByteSource) -> None:
-        self._source, self._at = source, 0
-
-    def readable(self) -> bool:
-        """Whether it can be read, as always."""
-        return True
-
-    def seekable(self) -> bool:
-        """Whether its place can be chosen, as always."""
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """Choose the place of the next read."""
-        at = offset + (0, self._at, self._source.size)[whence]
-        if at < 0:
-            raise ValueError("a seek before the begin")
-        self._at = at
-        return at
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Read into a buffer as much as is there."""
-        count = max(min(len(buffer), self._source.size - self._at), 0)
-        buffer[:count] = self._source.read(self._at, count)
-        self._at += count
-        return count
-
-
 def is_pattern(path: str) -> bool:
     """Whether a path stands for several files."""
     return "*" in path
@@ -225,6 +219,204 @@ def _files_below(root: str, folder: str, depth: int = 1) -> Iterator[str]:
             yield from _files_below(root, path, depth + 1)
         elif entry.is_file():
             yield path
+
+
+# Places behind URLs: objects of a store, read by ranges through pages.
+
+LEAST_AHEAD, MOST_AHEAD = 8192, 1 << 20  # bytes that come with those that are asked for
+STEP = 4  # by which they grow where they were used, and shrink where they were not
+
+
+class UrlPlace:
+    """Reads objects of a store by ranges, and notes what each was like when it was first seen.
+
+    Folders are listed once, which a web server cannot do.
+
+    Args:
+        url: the folder.
+        options: how it is reached, with a directory for pages.
+        only: as of `LocalPlace`.
+
+    Attributes:
+        root: the path of the folder within the store, with a slash in front.
+        tell: called with 1 for each object that is opened for the first time.
+        is_sure: whether all objects seen had an ETag that changes with any byte.
+    """
+
+    is_local = False
+
+    def __init__(self, url: str, options: RemoteOptions, only: str = "") -> None:
+        place = RemotePlace.of(url, options)
+        self.name = f"{place.url}/{only}" if only else place.url
+        parts = urlsplit(place.url)
+        self.root = f"/{place.path('')}".rstrip("/") or "/"
+        self.tell: Callable[[int], object] = lambda count: None
+        self.is_sure = True
+        self._only = only
+        self._store = RemotePlace(f"{parts.scheme}://{parts.netloc}", options)
+        self._lock = threading.Lock()
+        self._numbers: dict[str, int] = {}  # by path within the store
+        self._paths: list[str] = []
+        self._looks: list[Look] = []
+        self._opened: set[str] = set()
+        self._is_listed = False
+        self._files = files_looked_at(
+            self._store,
+            self._paths.__getitem__,
+            lambda number: self._looks[number].size,
+            lambda number: self._looks[number].state,
+        )
+
+    def url_of(self, folder: str) -> str:
+        """Return the URL of a folder, by its path within the store."""
+        return self._store.url + quote(folder.rstrip("/"), safe="/~!$&'()*+,;=:@")
+
+    def files(self) -> Iterator[str]:
+        """List objects, each folder in ascending order."""
+        if self._only and not is_pattern(self._only):
+            yield self._only
+        else:
+            yield from (path for path in self._listed if fnmatch(path, self._only or "*"))
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names of the objects in a folder, not below it."""
+        folder = folder.rstrip("/")
+        pairs = (path.rpartition("/") for path in self._listed)
+        return [name for above, _, name in pairs if above == folder]
+
+    def expect(self, paths: Iterable[str]) -> None:
+        """Ask for the first bytes of objects that were listed, all at once, without waiting."""
+        with self._lock:
+            known = [self._numbers.get(self.absolute(path).lstrip("/")) for path in paths]
+        numbers = [number for number in known if number is not None]
+        self._files.prefetch([
+            (number, 0, min(LEAST_AHEAD, self._looks[number].size)) for number in numbers
+        ])  # fmt: skip
+
+    @contextmanager
+    def open(self, path: str) -> Iterator[ByteSource]:
+        """Open an object below the place, or beside it."""
+        number = self._number(path)
+        with self._lock:
+            if path not in self._opened:
+                self._opened.add(path)
+                self.tell(1)
+        yield _OpenObject(self._files, number, path, self.absolute(path), self._looks[number].size)
+
+    def local(self, path: str) -> Path:
+        """Raise `AdoptionError`: nothing lies here."""
+        raise AdoptionError(
+            f"{path!r} lies behind a URL, {self.name}, and what reads it needs it on a disk: copy "
+            "it there, and adopt or convert it there"
+        )
+
+    def has(self, path: str) -> bool:
+        """Whether an object is there, by its path within the store, with a slash in front."""
+        try:
+            self._number_at(path)
+        except AdoptionError:
+            return False
+        return True
+
+    def status(self, path: str) -> tuple[int, int]:
+        """Return bytes and state of an object, when it was first seen."""
+        look = self._looks[self._number(path)]
+        return look.size, look.state
+
+    def absolute(self, path: str) -> str:
+        """Return the path of an object within the store, with a slash in front."""
+        steps: list[str] = []
+        for step in f"{self.root}/{path}".split("/"):
+            if step == ".." and steps:
+                steps.pop()
+            elif step == ".." or "\0" in step or path.startswith("/"):
+                raise AdoptionError(f"{path!r}, in {self.name!r}, names no file of the store")
+            elif step not in ("", "."):
+                steps.append(step)
+        return f"/{'/'.join(steps)}"
+
+    @cached_property
+    def _listed(self) -> list[str]:
+        """Paths of all objects below the folder, relative to it."""
+        prefix = self.root.strip("/")
+        try:
+            looks = requests_to(self._store).looks(prefix)
+        except RemoteError as error:
+            raise AdoptionError(
+                f"the objects of a folder, {self.name!r}, cannot be listed: {error}. A web server "
+                "lists none: give the URL of one file, or of an scp that names archives"
+            ) from error
+        for path, look in looks.items():
+            self._note(path, look)
+        self._is_listed = True
+        below = len(prefix) + 1 if prefix else 0
+        return sorted((path[below:] for path in looks), key=lambda path: path.split("/"))
+
+    def _number(self, path: str) -> int:
+        return self._number_at(self.absolute(path))
+
+    def _number_at(self, path: str) -> int:
+        """Return the number of an object; looks at one that is not known yet."""
+        where = path.lstrip("/")
+        with self._lock:
+            known = self._numbers.get(where)
+        if known is not None:
+            return known
+        if self._is_listed and f"/{where}".startswith(f"{self.root.rstrip('/')}/"):
+            raise AdoptionError(f"{self._store.url}/{where} is not there")
+        try:
+            look, front = requests_to(self._store).front(where, LEAST_AHEAD)
+        except FileNotFoundError as error:
+            raise AdoptionError(f"{error} is not there") from None
+        number = self._note(where, look)
+        self._files.keep(number, front)
+        return number
+
+    def _note(self, where: str, look: Look) -> int:
+        with self._lock:
+            if where not in self._numbers:
+                self._paths.append(where)
+                self._looks.append(look)
+                self._numbers[where] = len(self._paths) - 1
+                self.is_sure = self.is_sure and look.is_sure
+            return self._numbers[where]
+
+
+class _OpenObject:
+    """Reads ahead: more where what it brought was used, less where it was not."""
+
+    def __init__(self, files: RemoteFiles, number: int, path: str, where: str, size: int) -> None:
+        self.path, self.size = path, size
+        self._files, self._number, self._where = files, number, where
+        self._ahead = LEAST_AHEAD
+        self._begin = self._end = self._used = 0  # of what came last
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        end = offset + nbytes
+        if not 0 <= offset <= end <= self.size:
+            raise AdoptionError(
+                f"{self._where!r} has {self.size} bytes, so it lacks those from {offset} to {end}: "
+                "it is cut short"
+            )
+        if not self._files.has(self._number, offset, nbytes):
+            was_used = self._used - self._begin >= (self._end - self._begin) // 2
+            goes_on = was_used and 0 <= offset - self._end <= self._ahead
+            ahead = self._ahead * STEP if goes_on else self._ahead // STEP
+            self._ahead = min(max(ahead, LEAST_AHEAD), MOST_AHEAD)
+            self._begin = offset - offset % (LEAST_AHEAD // 2)  # headers are written side by side
+            self._used = offset
+            self._end = min(max(end, self._begin + self._ahead), self.size)
+            self._files.prefetch([(self._number, self._begin, self._end - self._begin)])
+        if self._begin <= offset < self._end:
+            self._used = max(self._used, end)
+        data = np.empty(nbytes, np.uint8)
+        try:
+            self._files.read_into(self._number, offset, data)
+        except CorruptCacheError as error:
+            raise AdoptionError(
+                f"{self._where!r} has changed while it was read: {error}"
+            ) from error
+        return data.tobytes()
 
 
 # Values that a source has of its utterances, as columns of annotations.

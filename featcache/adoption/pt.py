@@ -24,13 +24,14 @@ from featcache.adoptable import (
     Options,
     Place,
     Readable,
+    SourceFile,
     files_called,
 )
 from featcache.adoptable.flat_arrays import flat_names
 from featcache.adoptable.names import EACH, Names
 from featcache.adoptable.placed_arrays import ArrayColumns, PlacedArray, found_features
 from featcache.adoption.libraries import torch_files
-from featcache.adoption.place import GatheredValues, SourceFile, ids_of
+from featcache.adoption.place import GatheredValues, ids_of
 from featcache.errors import AdoptionError, ConfigError
 from featcache.interface import storage_dtype
 

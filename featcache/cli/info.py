@@ -36,6 +36,7 @@ from featcache.cli.verb import (
     verb,
 )
 from featcache.errors import StaleCacheError, counted
+from featcache.remote import is_url
 
 Info = dict[str, Any]  # as `inspect.info` returns it
 _REQUIREMENTS = ("complete", "fresh")
@@ -145,7 +146,7 @@ def _print_more(name: str, told: Info) -> None:
     if told["expected"] is not None and told["state"] == "incomplete":
         say(shown(f"{name}: {told['utterances']:,} of {told['expected']:,} expected"))
     for key, place in told["adopted"].items():
-        is_there = place is not None and Path(place).is_dir()
+        is_there = place is not None and (is_url(place) or Path(place).is_dir())
         where = (
             f"the bytes of {key!r} stay in {place}" if place else f"nothing says where {key!r} is"
         )

@@ -254,12 +254,11 @@ def estimate(
     from featcache import inspect
     from featcache.adoption.adopt import foreign_source
     from featcache.extraction.estimate import losses
-    from featcache.remote import is_url
 
     settings = {"kind": kind, "pattern": pattern}
     known = {name: value for name, value in settings.items() if value is not None}
     told = inspect.estimate(
-        opened(src) if is_url(src) or foreign_source(src) is None else src,
+        opened(src) if foreign_source(src) is None else src,
         list(feature) or None,
         **({} if utterances is None else {"utterances": utterances}),
         adopting=known or None,

@@ -33,6 +33,7 @@ from featcache.reading.opening import (
     witnesses,
 )
 from featcache.registry import is_lossless
+from featcache.remote import DEFAULT, RemoteOptions
 from featcache.store import Cache
 from featcache.store import open as open_cache
 from featcache.tables.blocks import Block, BlockMember, TableBlocks
@@ -300,7 +301,7 @@ class TableRows:
         return Stamps(*(int(column[inner]) for column in known))
 
 
-def table_of(source: FeatureTable | CachePath) -> FeatureTable:
+def table_of(source: FeatureTable | CachePath, remote: RemoteOptions = DEFAULT) -> FeatureTable:
     """Return the table of a source, which checks what it reads; nothing is expected of a cache.
 
     Raises `ConfigError` for what is no cache and no table.
@@ -308,7 +309,7 @@ def table_of(source: FeatureTable | CachePath) -> FeatureTable:
     if isinstance(source, FeatureTable):
         table = source.table
     else:
-        path, settings = located(source)
+        path, settings = located(source, remote=remote)
         table = FeatureTable(Selection.of(open_generation(path, None, settings)))
     if not len(table):
         raise ConfigError(f"{table!r} holds no utterances, so there is nothing to read")

@@ -47,6 +47,8 @@ from featcache.format.manifest import ADOPTED
 from featcache.interface import Ints
 from featcache.reading.generation import Generation
 from featcache.reading.opening import CachePath
+from featcache.reading.roots import PathOrUrl
+from featcache.remote import DEFAULT, RemoteOptions
 from featcache.tables.table import FeatureTable
 
 Source = FeatureTable | CachePath | Arrays
@@ -233,12 +235,14 @@ def opened_source(
         with _library_rows(partial(_in_memory, source, given), MAPPING, settings) as rows:
             yield rows
         return
-    foreign = foreign_source(source)
+    remote = _remote(settings)
+    foreign = foreign_source(source, remote)
     if foreign is None:
-        yield table_of(source)
+        yield table_of(source, remote)
         return
     with ExitStack() as stack:
-        foreign = stack.enter_context(unpacked(foreign, beside))
+        if isinstance(foreign, Path):
+            foreign = stack.enter_context(unpacked(foreign, beside))
         try:
             opened: FeatureTable | LibraryRows = table_of(
                 stack.enter_context(as_cache(foreign, beside, settings))
@@ -266,19 +270,19 @@ def rows_of(
 
 
 def _by_library(
-    source: Path, settings: Mapping[str, object], refused: AdoptionError
+    source: PathOrUrl, settings: Mapping[str, object], refused: AdoptionError
 ) -> AbstractContextManager[LibraryRows]:
     """Open what could not be adopted by its library; raises why it was not where none reads it."""
     try:
-        place, what = place_of(source)
+        place, what = place_of(source, _remote(settings))
         kind: Kind = kind_of(place, what, cast("str | None", settings.get("kind")))
     except AdoptionError:
-        way = way_out(source)
+        way = way_out(source) if isinstance(source, Path) else ""
         told = f"{str(source)!r} is not read: {way}" if way else str(refused)
         raise AdoptionError(f"{told} ({SAID})") from refused
     if not isinstance(kind, ReadsArrays):
         raise AdoptionError(f"{refused} ({SAID})") from refused
-    opening = partial(_by_kind, source, kind, _options(settings))
+    opening = partial(_by_kind, source, kind, _options(settings), _remote(settings))
     return _library_rows(opening, kind.name, settings)
 
 
@@ -316,9 +320,15 @@ def _options(settings: Mapping[str, object]) -> Options:
     return Options(**{key: settings[key] for key in _OPTIONS if key in settings})  # type: ignore[arg-type]
 
 
+def _remote(settings: Mapping[str, object]) -> RemoteOptions:
+    return cast(RemoteOptions, settings.get("remote", DEFAULT))
+
+
 @contextmanager
-def _by_kind(source: Path, kind: ReadsArrays, options: Options) -> Iterator[OpenedReadable]:
-    place, what = place_of(source)
+def _by_kind(
+    source: PathOrUrl, kind: ReadsArrays, options: Options, remote: RemoteOptions
+) -> Iterator[OpenedReadable]:
+    place, what = place_of(source, remote)
     with kind.readable(place, what, options) as readable:
         yield OpenedReadable(readable, [(path, *place.status(path)) for path in readable.files])
 

@@ -20,7 +20,7 @@ from featcache.loading.batches import Item, ShownBatch, batch_of, torch_dtype
 from featcache.loading.choices import Choices
 from featcache.loading.layouts import Batch, Jagged, Layout, Packed, layout_of, places_of
 from featcache.loading.memory import Allocate, Shape, fresh, worker_memory
-from featcache.reading.containers import Wanted
+from featcache.reading.containers import Containers, Wanted
 from featcache.reading.feature_arrays import memory_for
 from featcache.reading.opening import CachePath
 from featcache.tables.numbering import Numbering, require_rows_of, within_table
@@ -350,21 +350,24 @@ class FeatureDataset(Dataset[Item]):
 
     @cached_property
     def is_remote(self) -> bool:
-        """Whether any of its caches lies in an object store."""
-        opened = self.table.selection.blocks.generations
-        return any(each.settings.remote is not None for each in opened)
+        """Whether bytes of any of its caches lie in an object store."""
+        return any(each.is_remote for each in self._containers)
 
     @property
     def asked(self) -> tuple[int, int, int]:
         """Requests to object stores, their bytes, and bytes read, of its caches in this process."""
-        opened = self.table.selection.blocks.generations
-        places = dict.fromkeys(each.settings.remote for each in opened)
-        counts = [each.counts for each in places if each is not None]
+        places = {id(each): each for some in self._containers for each in some.counts}
+        counts = places.values()
         return (
             sum(each.gets for each in counts),
             sum(each.nbytes for each in counts),
             sum(each.read_bytes for each in counts),
         )
+
+    @property
+    def _containers(self) -> list[Containers]:
+        opened = self.table.selection.blocks.generations
+        return [each.containers for one in opened for each in one.sets.values() or (one,)]
 
     def _batch_of(self, items: list[Item], allocate: Allocate) -> Batch:
         return self._in_arrays(batch_of(items, self.layout, allocate, self._listed))

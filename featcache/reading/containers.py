@@ -1,236 +1,30 @@
 """Bytes of extents without any format's library: containers are mapped, or read with pread.
 
-Containers of adopted parts lie below a root that `adopted.json` names, and are opened there if they
-are as they were when adopted.
+Those of adopted parts lie elsewhere (`roots`), and are looked at again while they are read; those
+in an object store are asked for.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from threading import get_ident
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
-from featcache._checks import directory
-from featcache.container_files import read_at, write_durably
-from featcache.errors import (
-    CacheError,
-    ClosedError,
-    ConfigError,
-    CorruptCacheError,
-    FeatcacheError,
-    nearest,
-)
-from featcache.format.files import (
-    NOT_AS_WRITTEN,
-    Name,
-    open_within,
-    read_as,
-    read_remedy,
-    read_within,
-    remedy,
-)
+from featcache.container_files import read_at
+from featcache.errors import CacheError, ClosedError, CorruptCacheError, FeatcacheError
+from featcache.format.files import open_within, read_remedy, remedy
 from featcache.format.index import ContainerColumns
-from featcache.format.manifest import PartEntry
 from featcache.interface import Bytes
 from featcache.reading.places import Places
-from featcache.remote import RemoteFiles
-
-# Roots: the directories that adopted parts' containers lie below.
-#
-# `adopted.json` in the cache maps keys to absolute paths: `{"fbank": "/data/fbank"}`. It is of
-# one machine, so nothing digests it, and it may be edited. A part names its root by the key.
-
-NAME = "adopted.json"
-Roots = Mapping[str, Path]
-NO_ROOTS: Roots = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Root:
-    """The place of an adopted source."""
-
-    key: str
-    path: Path | None  # None: it is not known here
-
-
-def absolute_roots(roots: Mapping[str, str | os.PathLike[str]]) -> dict[str, Path]:
-    """Return the absolute paths of roots, checked as arguments are."""
-    if not isinstance(roots, Mapping):
-        raise ConfigError(f"roots map keys of adopted sources to directories, not {roots!r}")
-    return {key: directory(path, "the place of a source").absolute() for key, path in roots.items()}
-
-
-def read_roots(cache: Path) -> dict[str, Path]:
-    """Read where the sources of a cache lie; empty where nothing says so."""
-    try:
-        data = read_within(cache, NAME)
-    except FileNotFoundError:
-        return {}
-    try:
-        content: Any = json.loads(data)
-        roots = {key: Path(path) for key, path in read_as(dict[Name, str], content).items()}
-        for key, path in roots.items():
-            if not path.is_absolute() or "\0" in str(path):
-                raise ValueError(f"{str(path)!r}, of {key!r}, is no absolute path")
-    except (*NOT_AS_WRITTEN, RecursionError) as error:
-        raise CorruptCacheError(
-            f"{str(cache / NAME)!r} is damaged: {error}; it maps the keys of adopted sources to "
-            "absolute paths"
-        ) from error
-    return roots
-
-
-def write_root(cache: Path, key: str, path: Path) -> None:
-    """Write durably where a source lies, beside the others."""
-    roots = {**read_roots(cache), key: path}
-    content = {each: str(place) for each, place in sorted(roots.items())}
-    write_durably(cache / NAME, json.dumps(content, ensure_ascii=False, indent=1).encode())
-
-
-def roots_of(
-    cache: Path, parts: Iterable[PartEntry], elsewhere: Roots = NO_ROOTS
-) -> list[Root | None]:
-    """Return the root of each part, None for those whose containers lie in the cache.
-
-    Args:
-        cache: the cache directory.
-        parts: of a manifest.
-        elsewhere: paths by key, which count in place of those that the cache knows.
-    """
-    keys = [None if part.adopted is None else part.adopted.root for part in parts]
-    if not any(keys):
-        return [None] * len(keys)
-    known: Roots = (
-        elsewhere if {*elsewhere} >= {*keys} - {None} else read_roots(cache) | {**elsewhere}
-    )
-    return [None if key is None else Root(key, known.get(key)) for key in keys]
-
-
-def check_roots(cache: Path, parts: Iterable[PartEntry], elsewhere: Roots) -> None:
-    """Raise `ConfigError` for a key that no part of a cache names."""
-    keys = {part.adopted.root for part in parts if part.adopted is not None}
-    for key in elsewhere:
-        if key not in keys:
-            raise ConfigError(
-                f"cache {str(cache)!r} has no adopted source {key!r}; {nearest(key, keys)}"
-            )
-
-
-# Files of adopted sources: opened where they lie, if they are as they were when adopted.
-
-_SECOND = 10**9  # nanoseconds
-State = tuple[int, int, int, int]  # of a file: device, inode, bytes, time of change
-
-
-def state_now(path: str) -> State | None:
-    """Return the state of a file, another one once it is changed or replaced; None: it is gone."""
-    try:
-        return _state(os.lstat(path))
-    except OSError:
-        return None
-
-
-class AdoptedFiles:
-    """The containers of an index that lie below the roots of adopted parts.
-
-    Args:
-        columns: the containers.
-        roots: of each part, in the manifest's order; None: its containers lie in the cache.
-    """
-
-    def __init__(self, columns: ContainerColumns, roots: Sequence[Root | None]) -> None:
-        self._columns = columns
-        self._roots = roots
-        self._parts, self._sizes = columns.parts.data, columns.sizes.data
-        if columns.mtimes is None:
-            raise CorruptCacheError("the index of an adopted part is damaged: it lacks times")
-        self._mtimes = columns.mtimes.data
-
-    @classmethod
-    def of(
-        cls,
-        cache: Path,
-        parts: Sequence[PartEntry],
-        columns: ContainerColumns,
-        elsewhere: Roots = NO_ROOTS,
-    ) -> AdoptedFiles | None:
-        """Return the adopted ones of the containers of some parts; None if there are none."""
-        roots = roots_of(cache, parts, elsewhere)
-        return cls(columns, roots) if len(columns) and any(roots) else None
-
-    def __contains__(self, number: int) -> bool:
-        part = self._parts[number]
-        return 0 <= part < len(self._roots) and self._roots[part] is not None
-
-    def path(self, number: int) -> str:
-        """Return where a container is looked for."""
-        root, path = self._root(number), self._columns.path(number)
-        return f"<{root.key}>/{path}" if root.path is None else f"{root.path}/{path}"
-
-    def open(self, number: int) -> tuple[int, State]:
-        """Open a container for reading, and return its descriptor, and its state.
-
-        Raises `CorruptCacheError` if it is not there, or not as it was when it was adopted.
-        """
-        root, path, size = self._root(number), self._columns.path(number), self._sizes[number]
-        if root.path is None:
-            raise CorruptCacheError(
-                f"adopted file {self.path(number)!r}: nothing says where its source lies; if "
-                f"{_moved(root)}"
-            )
-        try:
-            descriptor = open_within(root.path, path)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise CorruptCacheError(
-                f"adopted file {self.path(number)!r} is not there; if {_moved(root)}"
-            ) from error
-        except CorruptCacheError as error:
-            raise CorruptCacheError(
-                f"adopted file {self.path(number)!r} is another one now (a link, or no regular "
-                "file); adopt its source again"
-            ) from error
-        status = os.fstat(descriptor)
-        if status.st_size != size or not _is_same(status.st_mtime_ns, self._mtimes[number]):
-            os.close(descriptor)
-            raise CorruptCacheError(
-                f"{self.path(number)!r} has changed since it was adopted ({size} bytes then, "
-                f"{status.st_size} now, or another time of change); adopt its source again"
-            )
-        return descriptor, _state(status)
-
-    def _root(self, number: int) -> Root:
-        root = self._roots[self._parts[number]]
-        if root is None:
-            raise CorruptCacheError(f"container {number} belongs to no adopted part")
-        return root
-
-
-def _state(status: os.stat_result) -> State:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _moved(root: Root) -> str:
-    return (
-        f"the source {root.key!r} lies elsewhere now, open the cache with "
-        f"roots={{{root.key!r}: <its directory>}}"
-    )
-
-
-def _is_same(found: int, noted: int) -> bool:
-    """Compare times of change; tar and some file systems keep whole seconds."""
-    return found == noted or (found % _SECOND == 0 and found == noted - noted % _SECOND)
-
-
-# Bytes of extents without any format's library: containers are mapped, or read with pread.
+from featcache.reading.roots import AdoptedFiles, State, state_now
+from featcache.remote import Counts, RemoteFiles, requests_to
 
 Piece = tuple[int, int, int]  # container, offset, nbytes
 Wanted = dict[RemoteFiles, list[Piece]]  # in object stores, to be asked for together
@@ -260,7 +54,10 @@ class Containers:
         adopted: those of them that lie elsewhere. An open one that has changed since is an error
             within a second of its next read.
         check_reads: look at these at every read.
-        remote: their bytes, where they lie in an object store.
+        remote: their bytes, where all lie in an object store.
+
+    Attributes:
+        is_remote: whether any lie in an object store.
     """
 
     def __init__(
@@ -275,6 +72,7 @@ class Containers:
         self._root = root
         self._remote = remote
         self.adopted = adopted
+        self.is_remote = remote is not None or (adopted is not None and adopted.any_remote)
         self._path_of = columns.path
         self._sizes = cast(Sequence[int], columns.sizes.data)
         self._mapped = mapped
@@ -316,12 +114,12 @@ class Containers:
     def read_many(self, pieces: Sequence[Piece], places: Places) -> None:
         """Copy pieces, each to the front of a place; prefetches them first."""
         self.at(pieces)
-        if self._remote is not None:
-            self._remote.read_many(self._checked(pieces), places)
+        if (remote := self._remote_of_all(pieces)) is not None:
+            remote.read_many(self._checked(pieces), places)
             return
         self.prefetch(pieces)
         # what is not in memory is copied one by one, so that `being_read` knows which is awaited
-        if not self._missed and self._copy_mapped(pieces, places):
+        if not (self._missed or self.is_remote) and self._copy_mapped(pieces, places):
             return
         me = get_ident()
         for out, piece in zip(places, pieces, strict=True):
@@ -350,19 +148,32 @@ class Containers:
             return True
 
     @property
-    def is_remote(self) -> bool:
-        """Whether they lie in an object store."""
-        return self._remote is not None
-
-    @property
     def lie_afar(self) -> bool:
         """Whether some of them lie in an object store, and not here as a whole."""
-        return self._remote is not None and not self._remote.are_here(len(self._sizes))
+        if self._remote is None:
+            return self.adopted is not None and self.adopted.lie_afar
+        return not self._remote.are_here(len(self._sizes))
 
-    def want(self, pieces: Iterable[Piece], wanted: Wanted) -> None:
-        """Add pieces that lie in an object store to what is wanted of it; else do nothing."""
+    @property
+    def counts(self) -> list[Counts]:
+        """Sums over the requests to each store that any of them lie in, in this process."""
+        if self._remote is not None:
+            return [requests_to(self._remote.place).counts]
+        places = () if self.adopted is None else self.adopted.places
+        return [requests_to(place).counts for place in places]
+
+    def want(self, pieces: Iterable[Piece], wanted: Wanted) -> list[Piece]:
+        """Add pieces that lie in object stores to what is wanted of these; return the others."""
         if self._remote is not None:
             wanted.setdefault(self._remote, []).extend(self._checked(pieces))
+            return []
+        if not self.is_remote:
+            return list(pieces)
+        here: list[Piece] = []
+        for piece in self._checked(pieces):
+            files = self.remote_of(piece[0])
+            (here if files is None else wanted.setdefault(files, [])).append(piece)
+        return here
 
     def at(self, pieces: Sequence[Piece]) -> None:
         """Note that this thread reads some pieces; none: that it is done."""
@@ -385,9 +196,11 @@ class Containers:
         To look whether bytes are in memory takes 1 us a piece, to ask for them 4 us even where they
         are: so while the last look found nothing missing, only a few pieces are looked at.
         """
-        if self._remote is not None:
-            self._remote.prefetch(self._checked(pieces))
-            return
+        if self.is_remote:
+            wanted: Wanted = {}
+            pieces = self.want(pieces, wanted)
+            for files, some in wanted.items():
+                files.prefetch(some)
         looked_at = pieces if self._missed else pieces[:: max(len(pieces) // LOOK_AT, 1)]
         self._missed = not all(
             self._file_of(piece).has(piece[1] + piece[2] // 2) for piece in looked_at
@@ -402,6 +215,19 @@ class Containers:
         for piece in found:
             self.check(*piece)
         return found
+
+    def remote_of(self, container: int) -> RemoteFiles | None:
+        """Return the files in an object store that a container is one of; None: it lies here."""
+        if self._remote is not None or self.adopted is None:
+            return self._remote
+        return self.adopted.remote(container)
+
+    def _remote_of_all(self, pieces: Sequence[Piece]) -> RemoteFiles | None:
+        """Return the files in an object store that all pieces are of; None where some are not."""
+        if self._remote is not None or not self.is_remote:
+            return self._remote
+        found = {self.remote_of(piece[0]) for piece in self._checked(pieces)}
+        return found.pop() if len(found) == 1 else None
 
     def check(self, container: int, offset: int, nbytes: int) -> None:
         """Raise `CorruptCacheError` for bytes that a container does not have."""
@@ -439,8 +265,8 @@ class Containers:
         # no lock: two threads may open a file twice at worst, but a process forked meanwhile would
         # wait for ever
         self.check(container, 0, 0)
-        if self._remote is not None:
-            return self._open.setdefault(container, _RemoteFile(self._remote, container))
+        if (remote := self.remote_of(container)) is not None:
+            return self._open.setdefault(container, _RemoteFile(remote, container))
         try:
             file = self._open_file(container)
         except OSError as error:
@@ -486,10 +312,10 @@ class Containers:
 
         An adopted one must be as it was, too.
         """
-        if self._remote is not None:
-            self._remote.check(container)
-            return
-        self._open_file(container)  # which closes itself
+        if (remote := self.remote_of(container)) is not None:
+            remote.check(container)
+        else:
+            self._open_file(container)  # which closes itself
 
     def _open_file(self, container: int) -> _File:
         path, size = self._path(container), self._sizes[container]

@@ -50,7 +50,8 @@ from featcache.format.part import (
     sealed_parts,
 )
 from featcache.interface import Ints
-from featcache.reading.containers import AdoptedFiles, Containers, Roots, roots_of
+from featcache.reading.containers import Containers
+from featcache.reading.roots import AdoptedFiles, Roots, roots_of
 from featcache.reading.verify import (
     PageDamage,
     Tell,
@@ -321,6 +322,11 @@ class PartReader:
     def _check_source(self, entry: PartEntry) -> None:
         """Refuse a part whose source is not there at all: it may only be mounted elsewhere."""
         for root in filter(None, roots_of(self._cache, [entry], self._roots)):
+            if isinstance(root.path, str):
+                raise CacheError(
+                    f"cache {str(self._cache)!r}: the adopted source {root.key!r} lies behind a "
+                    f"URL, {root.path}, and is not repaired: adopt it again (overwrite=True)"
+                )
             if root.path is None or not root.path.is_dir():
                 raise CacheError(
                     f"cache {str(self._cache)!r}: the adopted source {root.key!r} is not there"

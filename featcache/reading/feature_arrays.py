@@ -38,15 +38,9 @@ from featcache.interface import (
     Ints,
     storage_dtype,
 )
-from featcache.reading.containers import (
-    NO_ROOTS,
-    AdoptedFiles,
-    Containers,
-    Piece,
-    Roots,
-    Wanted,
-)
+from featcache.reading.containers import Containers, Piece, Wanted
 from featcache.reading.places import Places
+from featcache.reading.roots import NO_ROOTS, AdoptedFiles, Roots
 from featcache.reading.shell import RemoteCache
 from featcache.reading.verify import ContainerPages
 from featcache.registry import RAW, get_codec

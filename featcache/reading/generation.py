@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -27,8 +27,9 @@ from featcache.format.files import remedy
 from featcache.format.index import Index, read_index
 from featcache.format.manifest import Manifest, manifest_file, read_kept, read_manifest
 from featcache.interface import Ints
-from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Containers, Roots
+from featcache.reading.containers import Containers
 from featcache.reading.feature_arrays import Checks, FeatureArrays, arrays_of
+from featcache.reading.roots import NO_ROOTS, AdoptedFiles, Roots
 from featcache.reading.shell import RemoteCache
 from featcache.reading.verify import raise_damage
 from featcache.stats import FeatureStats
@@ -185,6 +186,8 @@ class Generation:
         manifest, index, failed, file = opened_columns(path, mapped, check_reads, name, current)
         columns = index.containers
         adopted = AdoptedFiles.of(path, manifest.parts, columns, settings.roots)
+        if adopted is not None:
+            settings = settings._replace(roots=replace(settings.roots, remote=adopted.options))
         files = None if settings.remote is None else settings.remote.files(path, columns)
         containers = Containers(path, columns, mapped, adopted, check_reads, files)
         if check_reads:

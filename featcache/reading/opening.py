@@ -62,9 +62,9 @@ from featcache.format.manifest import (
 )
 from featcache.format.part import files_of
 from featcache.interface import Ints
-from featcache.reading.containers import check_roots
 from featcache.reading.feature_arrays import Checks, FeatureArrays, arrays_of
 from featcache.reading.generation import ALL, Contents, Generation, OpenSettings
+from featcache.reading.roots import check_roots
 from featcache.reading.shell import RemoteCache
 from featcache.reading.verify import Damage, Tell, all_damage, nobody
 from featcache.remote import DEFAULT, RemoteOptions, RemotePlace, is_url, with_pages

@@ -12,9 +12,9 @@ from featcache._tensors import as_tensor
 from featcache.declaration import dtype_name
 from featcache.format.feature_sets import set_of, stored_sets
 from featcache.format.files import as_id, reading
-from featcache.reading.containers import NO_ROOTS, absolute_roots, check_roots
 from featcache.reading.generation import Generation, OpenSettings
 from featcache.reading.opening import Expectation
+from featcache.reading.roots import NO_PLACES, absolute_roots, check_roots
 
 if TYPE_CHECKING:
     from featcache._tensors import Tensor
@@ -48,7 +48,7 @@ class FeatureReader:
         check_reads: bool = False,
         expect: Mapping[str, object] | None = None,
         mapped: bool = True,
-        roots: Mapping[str, str | PathLike[str]] = NO_ROOTS,
+        roots: Mapping[str, str | PathLike[str]] = NO_PLACES,
     ) -> None:
         self.feature = feature
         self._dtype = None if dtype is None else dtype_name(dtype)
@@ -110,9 +110,9 @@ class FeatureReader:
         return self._opened
 
     def _check_roots(self) -> None:
-        if roots := self._settings.roots:
+        if self._settings.roots.places:
             parts = [part for _, each in stored_sets(self.path) for part in each.parts]
-            check_roots(self.path, parts, roots)
+            check_roots(self.path, parts, self._settings.roots)
 
     @property
     def _place(self) -> Path:

@@ -50,7 +50,7 @@ from featcache.format.manifest import (
     role_of,
 )
 from featcache.format.part import files_of
-from featcache.remote import Counts, RemoteFiles, RemotePlace, download, pages_at, requests_to
+from featcache.remote import RemoteFiles, RemotePlace, download, pages_at, requests_to
 
 T = TypeVar("T")
 ETAGS = "etags.json"  # in a shell, of the files that may change
@@ -72,11 +72,6 @@ class RemoteCache:
         pages = cast(str, self.place.options.pages)
         store = parts.netloc if endpoint is None else f"{parts.netloc}@{self.place.digest}"
         return Path(pages, f"{parts.scheme}:", store, parts.path.strip("/"))
-
-    @property
-    def counts(self) -> Counts:
-        """Sums over the requests to its place, in this process."""
-        return requests_to(self.place).counts
 
     def refresh(self, version: str | None = None) -> None:
         """Bring the shell up to date: one conditional request, if the cache has not changed.

@@ -47,7 +47,8 @@ from featcache.format.manifest import (
 )
 from featcache.format.part import COLUMNS, SEAL, read_part
 from featcache.interface import Ints
-from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Containers, Roots
+from featcache.reading.containers import Containers
+from featcache.reading.roots import NO_ROOTS, AdoptedFiles, Roots
 from featcache.reading.shell import RemoteCache
 from featcache.remote import Locks
 
@@ -224,7 +225,7 @@ def page_damage(
     except RemoteError:
         raise
     except (CacheError, FileNotFoundError) as error:
-        if containers.is_remote:  # it was replaced a moment ago
+        if containers.remote_of(container) is not None:  # it was replaced a moment ago
             yield str(error)
         return  # told by `container_damage`
     if arrays or wrong is not None:
@@ -244,20 +245,23 @@ class _Opened(NamedTuple):
 def _opened(
     columns: ContainerColumns, container: int, known: ContainerPages, containers: Containers
 ) -> Iterator[_Opened]:
-    if not containers.is_remote:
+    if containers.remote_of(container) is None:
         with os.fdopen(known.open(container), "rb") as file:
             yield _opened_file(file.fileno())
         return
     size = int(columns.sizes[container])
+    yield _Opened(partial(pages_in_store, containers, container, size), size, _REMOTE_THREADS)
 
-    def hashes(first: int, count: int) -> Pages:
-        begin = first * PAGE_BYTES
-        data = containers.view(container, begin, min(count * PAGE_BYTES, size - begin)).data
-        starts = range(0, len(data), PAGE_BYTES)
-        found = [xxhash.xxh3_64_intdigest(data[at : at + PAGE_BYTES]) for at in starts]
-        return np.array(found, np.uint64)
 
-    yield _Opened(hashes, size, _REMOTE_THREADS)
+def pages_in_store(
+    containers: Containers, container: int, size: int, first: int, count: int
+) -> Pages:
+    """Return the checksums of pages of a container that lies in an object store."""
+    begin = first * PAGE_BYTES
+    data = containers.view(container, begin, min(count * PAGE_BYTES, size - begin)).data
+    starts = range(0, len(data), PAGE_BYTES)
+    found = [xxhash.xxh3_64_intdigest(data[at : at + PAGE_BYTES]) for at in starts]
+    return np.array(found, np.uint64)
 
 
 def _opened_file(descriptor: int) -> _Opened:
@@ -478,7 +482,8 @@ def container_damage(
         return None
 
     some = range(len(columns)) if numbers is None else numbers
-    found = map(damage, some) if remote is None else _in_threads(damage, some, _ASKED_AT_ONCE)
+    there = containers.is_remote
+    found = _in_threads(damage, some, _ASKED_AT_ONCE) if there else map(damage, some)
     yield from filter(None, found)
 
 

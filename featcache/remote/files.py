@@ -15,12 +15,15 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import xxhash
 
 from featcache.errors import ConfigError
 from featcache.interface import Bytes
 from featcache.remote.io import Requests, aside, require_unforked
 from featcache.remote.pages import USED_S, Locks, Pages
-from featcache.remote.places import RemotePlace
+from featcache.remote.places import RemoteOptions, RemotePlace
 from featcache.remote.ranges import Request, Span, planned
 
 MOST_BYTES = 16 << 20  # of a request
@@ -80,6 +83,7 @@ class RemoteFiles:
         name: of a file, its path below the place.
         key: of a file, under which its pages are kept: another content has another one.
         size: of a file, in bytes.
+        state: of a file, where it was looked at before: another one is an error.
     """
 
     def __init__(
@@ -89,9 +93,10 @@ class RemoteFiles:
         name: Callable[[int], str],
         key: Callable[[int], str],
         size: Callable[[int], int],
+        state: Callable[[int], int | None] = lambda file: None,
     ) -> None:
         self._requests, self._pages = requests, pages
-        self._name, self._size = name, size
+        self._name, self._size, self._state = name, size, state
         self._key = cache(key)  # which takes 20 us to make
         self._etags: dict[str, str] = {}  # of the first answers; who opens it again has new ones
         self._locks = Locks()
@@ -200,10 +205,19 @@ class RemoteFiles:
     def check(self, file: int) -> None:
         """Ask the store whether a file is there, in its size; whatever is here does not count.
 
-        Raises `CorruptCacheError` unless it is.
+        Raises `CorruptCacheError` unless it is, or where it is another one.
         """
         if size := self._size(file):
-            self._requests.some(self._name(file), 0, 1, size, self._etags).result()
+            name, state = self._name(file), self._state(file)
+            self._requests.some(name, 0, 1, size, self._etags, state).result()
+
+    def has(self, file: int, offset: int, nbytes: int) -> bool:
+        """Whether bytes of a file are here already."""
+        return not self._pages.missing(self._key(file), offset, offset + nbytes)
+
+    def keep(self, file: int, data: memoryview) -> None:
+        """Keep the first bytes of a file, which came in another way."""
+        self._pages.write(self._key(file), 0, data)
 
     def _lacking(self, pieces: Iterable[Piece], most_bytes: int) -> list[Piece]:
         """Return what is not here of some pieces, until it is `most_bytes`."""
@@ -249,8 +263,9 @@ class RemoteFiles:
         file, kept = request.file, Future[None]()
         try:
             answer = self._requests.some(
-                self._name(file), request.begin, request.end, self._size(file), self._etags
-            )
+                self._name(file), request.begin, request.end, self._size(file), self._etags,
+                self._state(file),
+            )  # fmt: skip
             self._of(file).add(request.begin, request.end, kept)
             answer.add_done_callback(partial(self._arrived, request, kept))
         except BaseException as error:  # Ctrl-C, too: nobody may wait for what never comes
@@ -286,19 +301,51 @@ class RemoteFiles:
             self._under_way.clear()
 
 
+def files_looked_at(
+    place: RemotePlace,
+    name: Callable[[int], str],
+    size: Callable[[int], int],
+    state: Callable[[int], int],
+) -> RemoteFiles:
+    """Return files that were looked at before, of which another content is an error.
+
+    Their pages are the same below whichever place: that of a folder, or that of its bucket.
+
+    Args:
+        place: with a directory for pages.
+        name: as of `RemoteFiles`.
+        size: as of `Look`.
+        state: as of `Look`.
+    """
+    parts, options = urlsplit(place.url), place.options
+    store = f"{options.endpoint} {parts.scheme}://{parts.netloc}"
+
+    def key(file: int) -> str:
+        where = f"{store}/{place.path(name(file))} {size(file)} {state(file)}"
+        return xxhash.xxh3_128_hexdigest(where.encode())
+
+    pages = pages_at(str(options.pages), options.budget_bytes, options.floor_bytes)
+    return RemoteFiles(requests_to(place), pages, name, key, size, state)
+
+
 def with_pages(place: RemotePlace) -> RemotePlace:
     """Return a place that names a directory for its pages: of this process, where it had none."""
-    if place.options.pages is not None:
-        directory = Path(place.options.pages).expanduser().absolute()
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"pages: {str(directory)!r} can be no directory ({error.strerror}); give "
-                "RemoteOptions(pages=) another one"
-            ) from error
-        return replace(place, options=replace(place.options, pages=str(directory)))
-    return replace(place, options=replace(place.options, pages=_directory_of(os.getpid())))
+    return replace(place, options=options_with_pages(place.options))
+
+
+def options_with_pages(options: RemoteOptions) -> RemoteOptions:
+    """Return options that name a directory for pages: of this process, where they had none."""
+    if options.pages is None:
+        return replace(options, pages=_directory_of(os.getpid()))
+    directory = Path(options.pages).expanduser().absolute()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"pages: {str(directory)!r} can be no directory ({error.strerror}); give "
+            "RemoteOptions(pages=) another one"
+        ) from error
+    return replace(options, pages=str(directory))
 
 
 @cache

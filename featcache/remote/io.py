@@ -20,7 +20,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import xxhash
 
 from featcache.errors import ClosedError, CorruptCacheError, RemoteError
 from featcache.remote.places import RemotePlace
@@ -38,6 +40,7 @@ LATE = 3.0  # times the latency of the slowest hundredth, after which a request 
 LEAST_LATE_S = 0.05
 LOOK_S = 0.1  # between two looks for late ones, at most
 BUSY = frozenset(("429", "503"))  # what a store says that is asked too often
+EMPTY = "416"  # of a range of an object without bytes
 BURST_S = 0.5  # in which the requests at a time are halved once at most
 # Threads of obstore let go of Python's objects behind an answer; in an interpreter that ends
 # meanwhile they abort the process. So it ends so many seconds later.
@@ -127,6 +130,22 @@ class Counts:
     read_bytes: int = 0  # that were asked for, here or fetched
 
 
+class Look(NamedTuple):
+    """An object as it was at one moment."""
+
+    size: int  # bytes
+    state: int  # below 0, of its ETag: another content has another one
+    is_sure: bool  # False: its time of change stands for an ETag that it has not, or a weak one
+
+    @classmethod
+    def of(cls, meta: Mapping[str, Any]) -> Look:
+        """Return what an answer says of an object."""
+        etag = meta["e_tag"] or ""
+        told = etag.removeprefix("W/").strip('"') or meta["last_modified"].isoformat()
+        state = (xxhash.xxh3_64_intdigest(told.encode()) >> 1) - (1 << 63)
+        return cls(meta["size"], state, etag != "" and not etag.startswith("W/"))
+
+
 class _Pace:
     """Times of the last requests, and how many may be made at a time.
 
@@ -184,6 +203,7 @@ class _Ask:
     end: int
     size: int
     etags: dict[str, str]
+    state: int | None
     answer: Future[memoryview] = field(default_factory=Future)
     began: float = 0.0
 
@@ -221,8 +241,22 @@ class Requests:
         require_unforked(self.place.url)
         return begin(self._whole(name, etag, most_bytes)).result()
 
+    def front(self, name: str, nbytes: int) -> tuple[Look, memoryview]:
+        """Return a look at an object, and as many of its first bytes as it has of `nbytes`.
+
+        Raises `FileNotFoundError` without one.
+        """
+        require_unforked(self.place.url)
+        return begin(self._front(name, nbytes)).result()
+
     def some(
-        self, name: str, first: int, end: int, size: int, etags: dict[str, str] | None = None
+        self,
+        name: str,
+        first: int,
+        end: int,
+        size: int,
+        etags: dict[str, str] | None = None,
+        state: int | None = None,
     ) -> Future[memoryview]:
         """Ask for the bytes `first` to before `end` of an object that has `size` bytes.
 
@@ -235,9 +269,10 @@ class Requests:
             end: the byte after the last.
             size: of the whole object, in bytes.
             etags: by name, those of the first answers; they are put in.
+            state: of the object, where it was looked at before.
         """
         require_unforked(self.place.url)
-        ask = _Ask(name, first, end, size, {} if etags is None else etags)
+        ask = _Ask(name, first, end, size, {} if etags is None else etags, state)
         self._asked.append(ask)
         if not self._is_woken:  # one call wakes the loop for all that are asked meanwhile
             self._is_woken = True
@@ -246,8 +281,12 @@ class Requests:
 
     def listed(self, prefix: str) -> dict[str, int]:
         """Return the objects below a prefix of the place, and their sizes."""
+        return {name: look.size for name, look in self.looks(prefix).items()}
+
+    def looks(self, prefix: str) -> dict[str, Look]:
+        """Return a look at each object below a prefix of the place."""
         require_unforked(self.place.url)
-        return begin(self._listed(prefix)).result()
+        return begin(self._looks(prefix)).result()
 
     def put(self, name: str, data: bytes | Path, digest: str | None = None) -> Future[None]:
         """Store an object that never changes, a file's bytes where a path is given.
@@ -302,6 +341,27 @@ class Requests:
         if len(data) != size:
             raise self._short(name, len(data), size)
         return data, answer.meta["e_tag"]
+
+    async def _front(self, name: str, nbytes: int) -> tuple[Look, memoryview]:
+        options: dict[str, Any] = {"range": (0, nbytes)} if nbytes else {}
+        try:
+            async with self._limit():
+                self.counts.gets += 1
+                answer = await self._get(name, options)
+                data = memoryview(await answer.bytes_async())
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{self.place.url}/{name}") from None
+        except Exception as error:
+            status = STATUS.search(str(error))
+            if nbytes and status is not None and status[1] == EMPTY:
+                return await self._front(name, 0)
+            raise self._told(name, error) from None
+        self.counts.nbytes += len(data)
+        look = Look.of(answer.meta)
+        wanted = min(nbytes, look.size)
+        if len(data) < wanted:
+            raise self._short(name, len(data), wanted)
+        return look, data[:wanted]
 
     def _serve_more(self) -> None:
         """Begin to answer what is asked for, so many at a time; in the loop."""
@@ -362,21 +422,18 @@ class Requests:
         try:
             meta, data = await self._fetched(ask, options)
         except FileNotFoundError:
-            raise CorruptCacheError(
-                f"{self.place.url}/{name} is missing; was the cache overwritten while it was open? "
-                "open it again"
-            ) from None
+            raise self._changed(ask, "is missing") from None
         except self._errors.PreconditionError:
-            raise self._changed(name) from None
+            raise self._changed(ask) from None
         except Exception as error:
             raise self._told(name, error) from None
         if meta["size"] != ask.size:
-            raise CorruptCacheError(
-                f"{self.place.url}/{name} has {meta['size']} bytes, not the {ask.size} that were "
-                "written; was the cache overwritten while it was open? open it again"
-            )
+            told = f"has {meta['size']} bytes, not the {ask.size} that were written"
+            raise self._changed(ask, told)
         if meta["e_tag"] and ask.etags.setdefault(name, meta["e_tag"]) != meta["e_tag"]:
-            raise self._changed(name)
+            raise self._changed(ask)
+        if ask.state is not None and Look.of(meta).state != ask.state:
+            raise self._changed(ask)
         if len(data) != ask.end - ask.first:
             raise self._short(name, len(data), ask.end - ask.first)
         return data
@@ -409,19 +466,19 @@ class Requests:
                 self._pace.ended(len(data))
                 return answer.meta, data
 
-    async def _listed(self, prefix: str) -> dict[str, int]:
+    async def _looks(self, prefix: str) -> dict[str, Look]:
         path = self.place.path(prefix)
-        found: dict[str, int] = {}
+        found: dict[str, Look] = {}
         for tries_left in reversed(range(TRIES)):  # obstore does not try a cut list again
             try:
                 async for page in self._obstore.list(self._store, path):
-                    found.update((each["path"], each["size"]) for each in page)
+                    found.update((each["path"], Look.of(each)) for each in page)
                 break
             except Exception as error:
                 if not tries_left:
                     raise self._told(prefix, error) from None
         below = len(path) - len(prefix)
-        return {name[below:]: size for name, size in found.items()}
+        return {name[below:]: look for name, look in found.items()}
 
     async def _put(self, name: str, data: bytes | Path, digest: str | None) -> None:
         how = {"chunk_size": PIECE_BYTES, "max_concurrency": PIECES_AT_ONCE}
@@ -462,11 +519,13 @@ class Requests:
         path = self.place.path(name)
         return await self._obstore.get_async(self._store, path, options=options)
 
-    def _changed(self, name: str) -> CorruptCacheError:
-        return CorruptCacheError(
-            f"{self.place.url}/{name} is another object than when it was first read; was the cache "
-            "overwritten meanwhile? open it again"
-        )
+    def _changed(
+        self, ask: _Ask, how: str = "is another object than when it was first read"
+    ) -> CorruptCacheError:
+        do = "was the cache overwritten while it was open? open it again"
+        if ask.state is not None:
+            do = "it has changed since it was adopted: adopt its source again"
+        return CorruptCacheError(f"{self.place.url}/{ask.name} {how}; {do}")
 
     def _short(self, name: str, there: int, wanted: int) -> RemoteError:
         return RemoteError(

@@ -20,8 +20,8 @@ from featcache.format.index import StampColumns, Stamps, are_below
 from featcache.format.manifest import Manifest, Restamps, Tombstones
 from featcache.format.part import SealedPart, stats_columns
 from featcache.interface import Ints
-from featcache.reading.containers import NO_ROOTS, Roots
 from featcache.reading.feature_arrays import FeatureArrays, OpenedPart
+from featcache.reading.roots import NO_ROOTS, Roots
 from featcache.reading.verify import raise_damage
 from featcache.registry import is_lossless
 from featcache.stats import FeatureStats

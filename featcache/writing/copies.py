@@ -54,14 +54,22 @@ class StoredArrays:
         directory: that of the part, relative to it; "": the index is that of a generation.
         index: the index, with the stamps that count now.
         features: the declarations, by name.
+        containers: of the index, where they are open already.
     """
 
-    def __init__(self, cache: Path, directory: str, index: Index, features: Declarations) -> None:
+    def __init__(
+        self,
+        cache: Path,
+        directory: str,
+        index: Index,
+        features: Declarations,
+        containers: Containers | None = None,
+    ) -> None:
         self._cache = cache
         self._directory = directory
         self.index = index
         self._coded = {name: feature.codec != RAW for name, feature in features.items()}
-        self._containers = Containers(cache / directory, index.containers)
+        self._containers = containers or Containers(cache / directory, index.containers)
 
     def places(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return container and offset of the first bytes of rows; container -1 without bytes."""
@@ -350,7 +358,9 @@ class PartCopies:
             yield rows[order[begin:end]]
 
     def _arrays(self) -> StoredArrays:
-        return StoredArrays(self.source.path, "", self.source.index, self.features)
+        opened = self.source
+        there = opened.containers if opened.containers.is_remote else None
+        return StoredArrays(opened.path, "", opened.index, self.features, there)
 
     def nbytes(self, rows: Ints) -> Ints:
         """Return the stored bytes of rows, all features together."""

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import xxhash
@@ -40,9 +41,10 @@ from featcache.format.manifest import (
 )
 from featcache.format.part import SEAL, SealedPart
 from featcache.interface import Ints
-from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Roots
 from featcache.reading.feature_arrays import OpenedPart
 from featcache.reading.generation import Generation
+from featcache.reading.roots import NO_ROOTS, AdoptedFiles, Roots
+from featcache.reading.verify import pages_in_store
 from featcache.stats import FeatureStats
 from featcache.writing.changes import Changes
 from featcache.writing.compact import UNCHANGED, live_rows, refused_tags, seal_again
@@ -86,6 +88,7 @@ def _id_in(line: bytes) -> str | None:
 # has changed nothing of the parts that it had not come to.
 
 MOST_TOLD = 5
+PAGES_OF_REQUEST, REQUESTS_AHEAD = 256, 4  # of what lies behind a URL
 
 
 def collect_parts(held: HeldCache, features: Declarations, roots: Roots) -> None:
@@ -121,7 +124,7 @@ class _Collected:
         self._not_finite: dict[str, list[str]] = {name: [] for name in features}
         self.pages: list[Pages] = []
         if opened.adopted is not None:
-            files = _ReadAhead(self._index.containers.sizes, opened.adopted, self.pages)
+            files = _ReadAhead(self._index.containers.sizes, opened, self.pages)
             self._read(files, live_rows(cache, part))
         self._check_finite()
 
@@ -182,13 +185,14 @@ class _ReadAhead:
 
     Args:
         sizes: the bytes of each container.
-        adopted: opens them.
+        opened: the part that they are of, an adopted one.
         pages: gets the checksums of the pages of each container, in order.
     """
 
-    def __init__(self, sizes: Ints, adopted: AdoptedFiles, pages: list[Pages]) -> None:
+    def __init__(self, sizes: Ints, opened: OpenedPart, pages: list[Pages]) -> None:
         self._sizes = sizes.tolist()
-        self._adopted = adopted
+        self._adopted = cast(AdoptedFiles, opened.adopted)
+        self._containers = opened.containers
         self._pages = pages
         self._descriptor = -1  # of the container that is being read, the next one of `pages`
         self._read_pages: list[Pages] = []  # of it
@@ -220,18 +224,31 @@ class _ReadAhead:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-        os.close(self._adopted.open(number)[0])  # it has not changed meanwhile
+        self._adopted.check(number)  # it has not changed meanwhile
         self._pages.append(np.concatenate([np.empty(0, np.uint64), *self._read_pages]))
         self._read_pages, self._done = [], 0
 
     def _read(self, last: int) -> None:
-        if last > self._done:
-            if self._descriptor < 0:
-                self._descriptor, _ = self._adopted.open(len(self._pages))
-            new = pages_of(self._descriptor, self._done, last - self._done)
+        number = len(self._pages)
+        there = self._containers.remote_of(number) is not None
+        while last > self._done:
+            if there:
+                new = self._in_store(number, min(last - self._done, PAGES_OF_REQUEST))
+            else:
+                if self._descriptor < 0:
+                    self._descriptor, _ = self._adopted.open(number)
+                new = pages_of(self._descriptor, self._done, last - self._done)
             self._read_pages.append(new)
-            self._done = last
+            self._done = self._done + len(new) if there else last
             self.bar.update(len(new) * PAGE_BYTES)
+
+    def _in_store(self, number: int, count: int) -> Pages:
+        """Return checksums of the next pages; asks for those behind them meanwhile."""
+        size = self._sizes[number]
+        begin = self._done // PAGES_OF_REQUEST * PAGES_OF_REQUEST * PAGE_BYTES
+        ahead = min(REQUESTS_AHEAD * PAGES_OF_REQUEST * PAGE_BYTES, size - begin)
+        self._containers.prefetch([(number, begin, ahead)])
+        return pages_in_store(self._containers, number, size, self._done, count)
 
 
 def _in_order_of_bytes(features: Sequence[FeatureColumns], rows: Ints) -> Iterator[tuple[int, int]]:

@@ -54,7 +54,6 @@ from featcache.format.manifest import (
 )
 from featcache.format.part import SEAL, SealedPart, part_directories, remove_part, with_sizes
 from featcache.interface import Ints
-from featcache.reading.containers import NO_ROOTS, Roots
 from featcache.reading.damage import (
     IDS,
     CacheDamage,
@@ -65,6 +64,7 @@ from featcache.reading.damage import (
     Told,
 )
 from featcache.reading.feature_arrays import OpenedPart
+from featcache.reading.roots import NO_ROOTS, Roots
 from featcache.reading.verify import PageDamage, Tell, unless_damaged
 from featcache.writing.changes import Changes, stats_of
 from featcache.writing.compact import UNCHANGED, seal_adopted

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from featcache import Cache, FeatureStorageConfig
 from featcache.adoptable import Found, FoundFeature
 from featcache.adoption.adopt import Source, check_found, publish_adopted
 from featcache.errors import AdoptionError, CorruptCacheError
+from featcache.remote import Look
 
 FEATS = FeatureStorageConfig("feats", backend="hdf5", codec="gzip", options={"shuffle": False})
 # rows of the blocks, rows to skip, rows of the array: blocks of a file that chose them itself
@@ -123,6 +126,34 @@ def test_collected_blocks_are_checked(tmp_path: Path) -> None:
         assert np.array_equal(cache.read(name, "feats"), wanted(name))
         rows = CUTS[name][2]
         assert np.array_equal(cache.read(name, "feats", rows // 2), wanted(name)[rows // 2 :])
+
+
+def test_the_reader_of_the_documents_reads_objects_behind_a_url(tmp_path: Path) -> None:
+    found = found_in(tmp_path / "data.bin")
+    data, etag = (tmp_path / "data.bin").read_bytes(), 'W/"an etag"'
+
+    class Objects(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("ETag", etag)
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    look = Look.of({"size": len(data), "e_tag": etag})
+    with HTTPServer(("127.0.0.1", 0), Objects) as server:
+        url = f"http://127.0.0.1:{server.server_port}/some%20where"
+        source = Source("blocks", url, ["data.bin"], [look.size], [look.state])
+        publish_adopted(tmp_path / "cache", {"feats": FEATS}, found, source, overwrite=False)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        reader = Reader(tmp_path / "cache")
+        for name in CUTS:
+            assert np.array_equal(reader.read(name, "feats"), wanted(name))
+        server.shutdown()
+        thread.join()
 
 
 def test_the_reader_of_the_documents_reads_adopted_parts(tmp_path: Path) -> None:
