@@ -45,7 +45,7 @@ from featcache.transfer.lineage import (
     require_own,
     stored_at,
 )
-from featcache.transfer.to_store import kept_manifests, pages_of_list
+from featcache.transfer.to_store import is_stored, kept_manifests, pages_of_list
 from featcache.writing.held import HeldCache, remove_superseded, write_readme
 
 PULLED = "work-pull"
@@ -151,7 +151,7 @@ class Pull:
         files = {
             name: size
             for name, size in listed.items()
-            if name in wanted or "/".join(name.split("/")[:2]) + "/" in parts
+            if name in wanted or ("/".join(name.split("/")[:2]) + "/" in parts and is_stored(name))
         }
         try:
             return {within(name): size for name, size in files.items()}, pages_of_list(listed)
@@ -216,6 +216,8 @@ class Pull:
                     os.link(self._path / name, target, follow_symlinks=False)
                 except OSError:  # file systems where a file has one name
                     shutil.copyfile(self._path / name, target, follow_symlinks=False)
+                    with target.open("rb") as file:
+                        sync_file(file)
 
     def _compare(self, fetched: Collection[str]) -> None:
         """Put the manifest to what was fetched, and compare all of that with its checksums."""
@@ -246,6 +248,8 @@ class Pull:
                 f"{self._requests.place.url} parts were merged several times, and a writer would "
                 "take up those here; pull it into a new directory"
             )
+        for directory, _, _ in os.walk(self._work):
+            sync_directory(Path(directory))
         whole = _Whole(there.write_id, (*history, there.write_id), tuple(gone))
         write_durably(self._path / PULLED / WHOLE, json.dumps(asdict(whole)).encode())
 
@@ -350,6 +354,8 @@ def _move(source: Path, target: Path) -> None:
     """
     for each in sorted(source.iterdir(), key=lambda each: (each.name == NAME, each.name)):
         there = target / each.name
+        if each.name == NAME:  # what it names is durable first
+            sync_directory(target)
         if each.is_dir() and there.is_dir() and not there.is_symlink():
             _move(each, there)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,8 @@ class Push:
         )
         if dry_run:
             return done
-        note_history(path, [*history, manifest.write_id])
+        with suppress(OSError):  # a read-only disk, whose cache does not change: the store knows it
+            note_history(path, [*history, manifest.write_id])
         with bar(f"push {path.name}", done.nbytes) as shown:
             self._upload(dict(sorted(lacking.items())), shown)
         if is_new:
@@ -113,8 +115,7 @@ class Push:
         yield from (manifest_file(each.name) for each in kept[1:])
         for part in dict.fromkeys(part.name for each in kept for part in each.parts):
             for found in sorted((path / PARTS / part).rglob("*")):
-                left_out = found.name in NO_PART or found.suffix in (".tmp", ".damaged")
-                if found.is_file() and not found.is_symlink() and not left_out:
+                if found.is_file() and not found.is_symlink() and is_stored(found.name):
                     yield found.relative_to(path).as_posix()
 
     def _skipped(self, names: list[str]) -> Iterator[str]:
@@ -182,6 +183,12 @@ def _sent(under_way: deque[tuple[int, int, Future[None]]], shown: Any) -> int:
     answer.result()
     shown.update(size)
     return memory
+
+
+def is_stored(name: str) -> bool:
+    """Whether a file in a part is of its content, and none of who writes it."""
+    own = name.rpartition("/")[2] not in NO_PART
+    return own and not name.endswith((".tmp", ".damaged"))
 
 
 def puts(size: int) -> int:

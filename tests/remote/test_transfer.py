@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -18,6 +19,7 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.cli import main
 from featcache.errors import CacheError, CorruptCacheError, NotACacheError
+from featcache.format.files import pack_json, unpack_json
 from featcache.format.manifest import read_manifest
 from featcache.remote import RemoteOptions, Requests
 from featcache.transfer import pull, push, sync
@@ -324,7 +326,7 @@ def test_parts_that_are_not_published_are_never_lost_to_a_pull(
     assert "utt-9" in featcache.open(lost).ids
 
 
-@pytest.mark.parametrize("change", ["rewritten", "compacted", "compacted twice"])
+@pytest.mark.parametrize("change", ["rewritten", "deleted", "compacted", "compacted twice"])
 def test_a_pull_in_place_leaves_no_part_that_comes_back(
     change: str, bucket: str, how: RemoteOptions, tmp_path: Path
 ) -> None:
@@ -340,7 +342,8 @@ def test_a_pull_in_place_leaves_no_part_that_comes_back(
         if change == "compacted twice":
             featcache.open(a).compact()
         featcache.open(a).delete(["utt-2"])
-        featcache.open(a).compact()
+        if change != "deleted":
+            featcache.open(a).compact()
     write(a, range(5, 6))
     sync(a, url, remote=how)
     if change == "compacted twice":
@@ -351,6 +354,19 @@ def test_a_pull_in_place_leaves_no_part_that_comes_back(
     sync(b, url, remote=how)
     write(b, range(6, 7))
     assert [*featcache.open(b, verify="arrays").ids] == ["utt-0", "utt-5", "utt-6"]
+
+
+def test_a_cache_on_a_read_only_disk_is_pushed(
+    bucket: str, how: RemoteOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "c", range(3))
+
+    def refused(path: Path, data: bytes) -> None:
+        raise OSError(errno.EROFS, "read-only", str(path))
+
+    monkeypatch.setattr("featcache.transfer.lineage.write_durably", refused)
+    push(tmp_path / "c", f"{bucket}/train", remote=how)
+    assert len(featcache.open(f"{bucket}/train", remote=how)) == 3
 
 
 def test_an_object_of_the_right_size_that_is_another_is_sent_again(
@@ -409,3 +425,33 @@ def test_what_breaks_on_the_way_is_asked_for_again(
             proxy.begin(at, fault)
             pull(f"{bucket}/{at}", tmp_path / f"{at}", remote=how)
             assert len(featcache.open(tmp_path / f"{at}", verify="arrays")) == 3
+
+
+def test_a_manifest_that_leads_elsewhere_is_refused(
+    bucket: str, how: RemoteOptions, tmp_path: Path, endpoint: str
+) -> None:
+    url = f"{bucket}/train"
+    write(tmp_path / "c", range(3))
+    push(tmp_path / "c", url, remote=how)
+    content = unpack_json((tmp_path / "c" / "featcache.json").read_bytes(), "")
+    assert isinstance(content, dict)
+    (part,) = content["parts"]
+    for change in (
+        {"index": "../x"},
+        {"index": "index-../x.columns"},
+        {"parts": [{**part, "name": ".."}]},
+        {"parts": 3},
+        {"previous": "../x"},
+        {"tags": {"v1": "../x"}},
+        {"files": {"../probe-00000000.bin": "0" * 16}},
+        {"write_id": "../x"},
+        {"version": 9},
+        {"format": "other"},
+    ):
+        data = pack_json({**content, **change})
+        obstore.put(store_of(bucket, endpoint), "train/featcache.json", data)
+        for refused in (pull, sync, push):
+            where = (url, tmp_path / "d") if refused is pull else (tmp_path / "c", url)
+            with pytest.raises(CacheError):
+                refused(*where, remote=how)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["c"]
