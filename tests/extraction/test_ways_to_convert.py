@@ -231,3 +231,27 @@ def test_shapes_in_columns_beside_flat_arrays_are_refused(tmp_path: Path) -> Non
         pq.write_table(pa.table({"id": list(MEL), **columns}), path)
         with pytest.raises(AdoptionError, match=r"has the shapes of arrays that were laid flat"):
             featcache.convert(path, tmp_path / "cache", progressbar=False)
+
+
+def test_named_databases_of_lmdb_are_features(tmp_path: Path) -> None:
+    lmdb = pytest.importorskip("lmdb")
+
+    def as_bytes(array: NDArray[Any]) -> bytes:
+        file = io.BytesIO()
+        np.save(file, array)
+        return file.getvalue()
+
+    with lmdb.open(str(tmp_path / "all"), map_size=1 << 22, max_dbs=2) as made:
+        for name, arrays in (("mel", MEL), ("f0", F0)):
+            database = made.open_db(name.encode())
+            with made.begin(write=True, db=database) as writing:
+                for id, array in arrays.items():
+                    writing.put(id.encode(), as_bytes(array))
+    cache = featcache.convert(tmp_path / "all", tmp_path / "a", progressbar=False)
+    for id in MEL:
+        assert np.array_equal(cache.read(id, "mel"), MEL[id])
+        assert np.array_equal(cache.read(id, "f0"), F0[id])
+    with lmdb.open(str(tmp_path / "all"), map_size=1 << 22) as made, made.begin(write=True) as more:
+        more.put(b"u9", as_bytes(F0["u1"]))
+    with pytest.raises(AdoptionError, match="has values beside named databases"):
+        featcache.convert(tmp_path / "all", tmp_path / "b", progressbar=False)
