@@ -123,7 +123,8 @@ EXTRA = re.compile(r"pip install '?featcache\[(\w+)\]")
 STRING = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 # of lhotse, Lightning, NumPy, DataLoader
 OF_OTHERS = {
-    "preserve_id", "use_distributed_sampler", "allow_pickle", "delimiter", "ndmin",
+    "preserve_id", "use_distributed_sampler", "allow_pickle", "delimiter", "ndmin", "skiprows",
+    "offset", "usecols",
     "multiprocessing_context",
 }  # fmt: skip
 OWN = {"snr", "steps"}  # an example; of a method that is inherited

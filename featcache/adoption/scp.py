@@ -47,6 +47,11 @@ def read_scp(place: Place, path: str) -> Scp:
             entry, _, within = entry[:-1].rpartition(b"[")
             ranges[len(ids)] = _text(within, path)
         name, colon, behind = entry.rpartition(b":")
+        if name.endswith((b".h5", b".hdf5")):  # as ESPnet names datasets
+            raise AdoptionError(
+                f"{place.name!r}: {path!r} gives {id!r} by a dataset of {_text(name, path)!r}, an "
+                "HDF5 file; give that file as the source"
+            )
         at = 0
         if colon and behind.isdigit() and len(behind) < 19:
             entry, at = name, int(behind)

@@ -16,7 +16,7 @@ from featcache.format.columns import ends_of
 from featcache.interface import Ints
 from featcache.loading.memory import Allocate, Shape
 from featcache.reading.places import Places
-from featcache.samplers.shapes import PadTo, checked_pad_to, padded_length
+from featcache.samplers.padded_lengths import PadTo, checked_pad_to, padded_length
 
 Batch = dict[str, Any]
 

@@ -46,7 +46,7 @@ from featcache.reading.opening import CachePath
 from featcache.samplers.by_length import SamplerByLength
 from featcache.samplers.epoch import EpochSampler, Iteration
 from featcache.samplers.packed import PackedBatchSampler
-from featcache.samplers.shapes import PadTo
+from featcache.samplers.padded_lengths import PadTo
 from featcache.samplers.shuffled import PlainBatchSampler
 from featcache.tables.order import VERSION, check_version
 from featcache.tables.table import FeatureTable

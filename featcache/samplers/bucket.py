@@ -18,7 +18,7 @@ from featcache.interface import Ints
 from featcache.samplers.by_length import SamplerByLength
 from featcache.samplers.epoch import GROUP_SIZES, State, shuffled_in_groups
 from featcache.samplers.lengths import LengthsLike, longest_of
-from featcache.samplers.shapes import BatchShapes, PadTo, lengths_up_to
+from featcache.samplers.padded_lengths import BatchShapes, PadTo, lengths_up_to
 from featcache.samplers.windows import SPARE
 from featcache.tables.columns import stable_order
 from featcache.tables.order import drawn, orders, share_of

@@ -222,3 +222,12 @@ def test_members_of_several_kinds_in_shards_are_all_taken(tmp_path: Path) -> Non
     cache = converted(tmp_path / "all.tar", tmp_path)
     assert_holds(cache, "mel", FRAMES)
     assert_holds(cache, "pitch", PITCH)
+
+
+def test_an_scp_of_datasets_names_the_file_to_give(tmp_path: Path) -> None:
+    """As ESPnet writes features of type hdf5."""
+    source = hdf5(tmp_path, FRAMES)
+    (tmp_path / "feats.scp").write_text("".join(f"{id} {source}:{id}\n" for id in FRAMES))
+    with pytest.raises(AdoptionError, match=rf"dataset of '{source}'.* give that file as the sou"):
+        featcache.adopt(tmp_path / "feats.scp", tmp_path / "cache")
+    assert_holds(featcache.adopt(source, tmp_path / "cache"), "feats", FRAMES)

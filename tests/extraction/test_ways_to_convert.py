@@ -92,6 +92,16 @@ def objects(at: Path) -> Made:
     return each(at / "all", ".dac", save, TOKENS), TOKENS
 
 
+def members_of_a_zip(at: Path) -> Made:
+    with zipfile.ZipFile(at / "fbank80.zip", "w") as file:
+        for id, array in MEL.items():
+            with file.open(f"{id}.npy", "w") as member:
+                np.save(member, array)
+    rows = "".join(f"{id}\tfbank80.zip:80:99\t{len(a)}\tsay {id}\n" for id, a in MEL.items())
+    (at / "train.tsv").write_text("id\taudio\tn_frames\ttgt_text\n" + rows)
+    return at / "train.tsv", MEL
+
+
 COLUMNS = [f"c{n}" for n in range(80)]
 
 
@@ -124,6 +134,11 @@ WAYS: dict[str, Callable[[Path], Made]] = {
     "list of files and texts": lambda at: (
         listed(at / "all.txt", lambda id, p: f"{p}|say {id}"),
         MEL,
+    ),
+    "manifest of fairseq": members_of_a_zip,
+    "tokens in YAML": lambda at: (
+        lines(at / "all.yaml", lambda id, a: f"{id}: {a.tolist()}"),
+        TOKENS,
     ),
     "CSV with a header": lambda at: (
         each(at / "all", ".csv", lambda p, a: csv_of(p, a, ",".join(COLUMNS) + "\n")),
@@ -170,6 +185,7 @@ def test_the_line_that_the_refusal_names_converts(
     known: dict[str, Any] = {
         "csv": csv, "featcache": featcache, "io": io, "joblib": joblib, "json": json, "numpy": np,
         "pathlib": pathlib, "pickle": pickle, "scipy": scipy, "sqlite3": sqlite3, "torch": torch,
+        "yaml": pytest.importorskip("yaml") if "YAML" in what else None,
     }  # fmt: skip
     if what == "text archive":
         known["kaldiio"] = pytest.importorskip("kaldiio")
@@ -180,6 +196,12 @@ def test_the_line_that_the_refusal_names_converts(
         for id, array in held.items():
             read = cache.read(id, feature)
             assert np.array_equal(read.astype(array.dtype).reshape(array.shape), array), id
+
+
+def test_a_table_of_other_things_is_no_array(tmp_path: Path) -> None:
+    (tmp_path / "all.tsv").write_text("audio\tduration\ttext\na.wav\t1.5\tone\nb.wav\t2.5\ttwo\n")
+    with pytest.raises(AdoptionError, match=r"not recognised"):
+        featcache.convert(tmp_path / "all.tsv", tmp_path / "cache", progressbar=False)
 
 
 def test_a_zip_of_arrays_is_read_as_numpys(tmp_path: Path) -> None:
@@ -231,3 +253,27 @@ def test_shapes_in_columns_beside_flat_arrays_are_refused(tmp_path: Path) -> Non
         pq.write_table(pa.table({"id": list(MEL), **columns}), path)
         with pytest.raises(AdoptionError, match=r"has the shapes of arrays that were laid flat"):
             featcache.convert(path, tmp_path / "cache", progressbar=False)
+
+
+def test_named_databases_of_lmdb_are_features(tmp_path: Path) -> None:
+    lmdb = pytest.importorskip("lmdb")
+
+    def as_bytes(array: NDArray[Any]) -> bytes:
+        file = io.BytesIO()
+        np.save(file, array)
+        return file.getvalue()
+
+    with lmdb.open(str(tmp_path / "all"), map_size=1 << 22, max_dbs=2) as made:
+        for name, arrays in (("mel", MEL), ("f0", F0)):
+            database = made.open_db(name.encode())
+            with made.begin(write=True, db=database) as writing:
+                for id, array in arrays.items():
+                    writing.put(id.encode(), as_bytes(array))
+    cache = featcache.convert(tmp_path / "all", tmp_path / "a", progressbar=False)
+    for id in MEL:
+        assert np.array_equal(cache.read(id, "mel"), MEL[id])
+        assert np.array_equal(cache.read(id, "f0"), F0[id])
+    with lmdb.open(str(tmp_path / "all"), map_size=1 << 22) as made, made.begin(write=True) as more:
+        more.put(b"u9", as_bytes(F0["u1"]))
+    with pytest.raises(AdoptionError, match="has values beside named databases"):
+        featcache.convert(tmp_path / "all", tmp_path / "b", progressbar=False)

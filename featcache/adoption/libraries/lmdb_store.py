@@ -1,6 +1,7 @@
 """LMDB environments: keys are ids, values the bytes of `numpy.save`, `numpy.savez` or `torch.save`.
 
-Keys that begin with `__` (`__len__`, `__keys__`) are of whoever wrote it, and left out.
+Keys that begin with `__` (`__len__`, `__keys__`) are of whoever wrote it, and left out. Each named
+database is a feature: keys are then called `<database>/<key>`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from numpy.typing import NDArray
 from featcache.adoptable import COPY, Found, Options, Place, Readable, frames_first
 from featcache.adoptable.names import EACH
 from featcache.adoption.libraries.named_arrays import Arranged, Content
-from featcache.adoption.libraries.payloads import LoadedArrays, NpzFile, payload, told
+from featcache.adoption.libraries.payloads import LOAD_IT, LoadedArrays, NpzFile, payload, told
 from featcache.errors import AdoptionError, MissingDependencyError
 
 DATA = "data.mdb"
 SUFFIXES = (".mdb", ".lmdb")
+NAMED_BYTES = 48  # of the value that a named database has
+MOST_NAMED = 256  # databases
 
 
 class LmdbStore:
@@ -42,15 +45,22 @@ class LmdbStore:
         path = what or DATA
         with _values(place.local(path)) as values:
             keys, contents = [], []
-            for key, value in values.items():
+            for database, key, value in values.items():
                 if key.startswith(b"__"):
                     continue
-                id = _text(key, place.name)
+                id = _text(database + b"/" + key if database else key, place.name)
                 held = _held(value, id, place.name)
                 contents.append(Content(id, held.arrays(), held.values()))
-                keys.append(key)
+                keys.append((database, key))
                 held.close()
-            named = Options(options.feature, options.pattern or EACH, options.time_axis)
+            names = {database for database, _ in keys}
+            if len(names) > 1 and b"" in names:
+                raise AdoptionError(
+                    f"{place.name!r} has values beside named databases; read one of the two "
+                    f"yourself: {LOAD_IT}"
+                )
+            pattern = options.pattern or ("{feature}/{id}" if names - {b""} else EACH)
+            named = Options(options.feature, pattern, options.time_axis)
             arranged = Arranged.of(place.name, contents, named, one=False)
             if options.pattern is None:
                 arranged.refuse_features(place.name)
@@ -59,7 +69,7 @@ class LmdbStore:
                 found = {}
                 for name, places in arranged.features.items():
                     each = places[number]
-                    held = _held(values.get(keys[each.file]), arranged.ids[number], place.name)
+                    held = _held(values.get(*keys[each.file]), arranged.ids[number], place.name)
                     array = held.read(each.key)
                     held.close()
                     found[name] = array.transpose(frames_first(array.shape, options.time_axis))
@@ -73,18 +83,35 @@ KIND = LmdbStore()
 
 
 class _Values:
-    """The values of an open environment."""
+    """The values of an open environment, and of the databases that it names."""
 
-    def __init__(self, transaction: Any, where: str) -> None:
-        self._transaction, self._where = transaction, where
+    def __init__(self, environment: Any, transaction: Any, where: str) -> None:
+        self._environment, self._transaction, self._where = environment, transaction, where
+        self._databases: dict[bytes, Any] = {b"": None}
 
-    def items(self) -> Iterator[tuple[bytes, bytes]]:
+    def items(self) -> Iterator[tuple[bytes, bytes, bytes]]:
+        """Go through databases, keys and values; b"" is the database without a name."""
         with told(self._where):
-            yield from self._transaction.cursor()
+            for key, value in self._transaction.cursor():
+                if len(value) == NAMED_BYTES and self._is_database(key):
+                    for each in self._transaction.cursor(self._databases[key]):
+                        yield key, *each
+                else:
+                    yield b"", key, value
 
-    def get(self, key: bytes) -> bytes:
+    def _is_database(self, key: bytes) -> bool:
+        import lmdb
+
+        try:
+            opened = self._environment.open_db(key, txn=self._transaction, create=False)
+        except lmdb.IncompatibleError:
+            return False
+        self._databases[key] = opened
+        return True
+
+    def get(self, database: bytes, key: bytes) -> bytes:
         with told(self._where):
-            found = self._transaction.get(key)
+            found = self._transaction.get(key, db=self._databases[database])
         if found is None:
             raise AdoptionError(f"{self._where} lacks key {key!r} now: it is being written")
         return bytes(found)
@@ -105,11 +132,12 @@ def _values(path: Path) -> Iterator[_Values]:
         opened = lmdb.open(
             str(path.parent if in_folder else path),
             subdir=in_folder, readonly=True, lock=False, create=False, readahead=False,
+            max_dbs=MOST_NAMED,
         )  # fmt: skip
     except lmdb.Error as error:
         raise AdoptionError(f"{where} cannot be read: {error}") from error
     with opened, opened.begin() as transaction:
-        yield _Values(transaction, where)
+        yield _Values(opened, transaction, where)
 
 
 def _held(value: bytes, id: str, source: str) -> LoadedArrays | NpzFile:

@@ -170,6 +170,7 @@ class NpzFile:
 
     def __init__(self, file: Path | IO[bytes], where: str) -> None:
         self._where = where
+        self._texts: list[str] = []  # names of those that `arrays` has found
         with told(where):
             self._npz = np.load(file, allow_pickle=False)
         if isinstance(self._npz, np.ndarray):
@@ -177,13 +178,18 @@ class NpzFile:
 
     def arrays(self) -> Mapping[str, ArrayInfo]:
         """Return what arrays there are, by their headers."""
-        found = {}
+        found, self._texts = {}, []
         members = self._npz.zip.namelist()
         for name in members:
             if not name.endswith(".npy"):
                 raise AdoptionError(f"{self._where} holds {name!r}, no array; {LOAD_IT}")
-            if not self._is_text(name):
+            try:
                 header = self._header(name)
+            except AdoptionError:
+                if not self._is_text(name):
+                    raise
+                self._texts.append(name)
+            else:
                 found[name.removesuffix(".npy")] = ArrayInfo(header.shape, header.dtype)
         if len({*members}) < len(members):
             raise AdoptionError(f"{self._where} has an array twice")
@@ -208,9 +214,8 @@ class NpzFile:
 
     def values(self) -> Mapping[str, object]:
         """Return texts, and lists of them."""
-        names = [name for name in self._npz.zip.namelist() if self._is_text(name)]
         with told(self._where):
-            return {name.removesuffix(".npy"): self._npz[name].tolist() for name in names}
+            return {name.removesuffix(".npy"): self._npz[name].tolist() for name in self._texts}
 
     def read(self, key: str) -> NDArray[Any]:
         """Read an array."""

@@ -22,6 +22,7 @@ _PATHS = "it lists files of arrays"
 _READ = "pathlib.Path(PATH).read_bytes()"
 _LINES = "pathlib.Path(PATH).read_text().splitlines()"
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(nan|inf)", re.IGNORECASE)
+_MEMBER = re.compile(r"(.*\.zip):\d+:\d+")  # as fairseq names members
 _IDS = ("id", "ID", "utt_id", "utt", "key", "name", "audio_id")
 
 
@@ -150,7 +151,10 @@ def _of_json(path: Path, text: bytes) -> _Loads | None:
 
 def _of_text(lines: Sequence[str], path: Path) -> _Loads | None:
     """Return what loads lines of text, which begin with an id, or are a table."""
-    if re.match(r"\S+\s+\[", lines[0]):
+    if path.suffix in (".yaml", ".yml"):
+        whole = f"{{k: numpy.array(v) for k, v in yaml.safe_load({_READ}).items()}}"
+        return _Loads(_AS_TEXT, whole)
+    if re.match(r"\S+\s+\[(\s|$)", lines[0]):
         return _Loads("Kaldi's text archives are not read", "dict(kaldiio.load_ark(PATH))")
     sign = next((each for each in "\t|;," if each in lines[0]), " ")
     rows = [line.split(sign) if sign != " " else line.split() for line in islice(lines, 64)]
@@ -168,6 +172,8 @@ def _of_text(lines: Sequence[str], path: Path) -> _Loads | None:
     first = rows[1] if has_header else rows[0]
     if has_header and len(first) == len(rows[0]):
         named = dict(zip(rows[0], first, strict=True))
+        if member := next(filter(None, map(_MEMBER.fullmatch, first)), None):
+            return _Loads("it lists members of a zip", repr(str(path.parent / member[1])))
         if column := _of_paths(named):
             table = f"csv.DictReader({_LINES}, delimiter={sign!r})"
             return _Loads(_PATHS, _loaded(column, named, table))
@@ -185,7 +191,7 @@ def _of_numbers(
         dtype = _dtype([word for row in rows[skip:] for word in row[1:]])
         return _Loads(_AS_TEXT, f"{{r[0]: numpy.array(r[1:], {dtype!r}) for r in {split}}}")
     numbers = [number for number, word in enumerate(first) if _is_number(word)]
-    if not numbers:
+    if len(numbers) <= len(first) / 2:  # a table of other things, with some numbers
         return None
     if len({len(row) for row in rows}) > 1:
         dtype = _dtype([word for row in rows for word in row])
