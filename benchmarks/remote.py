@@ -314,15 +314,16 @@ def table_of_rates(root: Path) -> None:
 
 def table_of_delays(root: Path) -> None:
     """Print what an epoch takes where each answer comes after a delay."""
-    print(f"{'':22}{'GETs':>8}{'GET/s':>8}{'possible':>9}{'ratio':>7}{'first batch':>13}")
+    print(f"{'':22}{'GETs':>8}{'GET/s':>8}{'bare':>8}{'possible':>9}{'ratio':>7}{'first batch':>13}")
     with serving(root, DELAY_S) as url:
         for windows in (False, True):
             with behind(f"{url}/memmap", gap_bytes=0) as cache, ranges_noted() as asked:
                 first, took = epoch(cache, batches_of(cache, windows))
+            alone = len(asked) / asyncio.run(bare(f"{url}/memmap", asked, 64))
             rate, most = len(asked) / took, RemoteOptions().concurrency / DELAY_S
             print(
                 f"{'memmap' + (', windows' if windows else ', whole'):22}{len(asked):8,}"
-                f"{rate:8.0f}{most:9.0f}{rate / most:7.2f}{first:12.2f}s",
+                f"{rate:8.0f}{alone:8.0f}{most:9.0f}{rate / most:7.2f}{first:12.2f}s",
                 flush=True,
             )
 

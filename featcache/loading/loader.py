@@ -369,7 +369,9 @@ class FeatureLoader(Generic[T]):
         if dataset.arrays == "numpy" and device is not None:
             raise ConfigError("device= is for tensors; arrays='numpy' stay in memory")
         self._device = None if device is None else usable_device(device)
-        self._allocate = _memory_for(self._device, pin_memory, prefetch_bytes)
+        # what is under way from a store takes the room of memory that would wait to be used again
+        kept = 0 if dataset.is_remote else 2 * prefetch_bytes
+        self._allocate = _memory_for(self._device, pin_memory, kept)
         self._watchdog_s = watchdog_s
         self._running: weakref.WeakSet[Prefetch[T]] = weakref.WeakSet()
         self._last, self._began = Handed(), time.perf_counter()  # of the last iteration
@@ -623,14 +625,14 @@ def _sampler_of(
 
 
 def _memory_for(
-    device: torch.device | None, pin_memory: bool | None, prefetch_bytes: int
+    device: torch.device | None, pin_memory: bool | None, kept_bytes: int
 ) -> Allocate:
     on_gpu = device is not None and device.type == "cuda"
     if on_gpu if pin_memory is None else pin_memory:
         check_pinned()
         return pinned
     # of what waits as much as of what was used, and of that as much again to be used next
-    return partial(empty_tensor, RecycledMemory(2 * prefetch_bytes + MOST_BYTES))
+    return partial(empty_tensor, RecycledMemory(kept_bytes + MOST_BYTES))
 
 
 def _check_none_given(*settings: object) -> None:

@@ -96,8 +96,8 @@ class Containers:
         """Return read-only bytes, without a copy where the container is mapped."""
         file = self._file(container)
         self.check(container, offset, nbytes)
-        if file.mapped is not None:
-            return file.mapped[offset : offset + nbytes]
+        if (mapped := file.mapped) is not None:
+            return mapped[offset : offset + nbytes]
         out = np.empty(nbytes, np.uint8)
         file.read_into(offset, out)
         return out
@@ -106,8 +106,8 @@ class Containers:
         """Copy bytes straight into the contiguous `out`."""
         file = self._file(container)
         self.check(container, offset, len(out))
-        if file.mapped is not None:
-            out[:] = file.mapped[offset : offset + len(out)]
+        if (mapped := file.mapped) is not None:
+            out[:] = mapped[offset : offset + len(out)]
         else:
             file.read_into(offset, out)
 
