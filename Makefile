@@ -59,7 +59,7 @@ torture: setup  ## kill the demo again and again; threads, forks, interrupts by 
 	$(BIN)/pytest tests/torture -s --override-ini=timeout=3600
 	FEATCACHE_ROUNDS=300 $(BIN)/pytest -n 2 $(SHARING_TESTS) --override-ini=timeout=3600
 
-faults: setup  ## let system calls of writers fail, 2,112 of them; three minutes (FEATCACHE_FAULTS=20000 tries more)
+faults: setup  ## let system calls of writers fail, 2,112 of them, and answers of a store, each at each request; five minutes (FEATCACHE_FAULTS=20000 tries more)
 	$(BIN)/pytest $(FAULT_TESTS) -s --override-ini=timeout=3600
 
 fuzz: setup  ## damage caches, and what is adopted, in every way, 20,000 times each and more; fifteen minutes (FEATCACHE_FUZZ=10 tries ten times as many)

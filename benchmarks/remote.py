@@ -314,7 +314,9 @@ def table_of_rates(root: Path) -> None:
 
 def table_of_delays(root: Path) -> None:
     """Print what an epoch takes where each answer comes after a delay."""
-    print(f"{'':22}{'GETs':>8}{'GET/s':>8}{'bare':>8}{'possible':>9}{'ratio':>7}{'first batch':>13}")
+    print(
+        f"{'':22}{'GETs':>8}{'GET/s':>8}{'bare':>8}{'possible':>9}{'ratio':>7}{'first batch':>13}"
+    )
     with serving(root, DELAY_S) as url:
         for windows in (False, True):
             with behind(f"{url}/memmap", gap_bytes=0) as cache, ranges_noted() as asked:

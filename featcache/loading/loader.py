@@ -624,9 +624,7 @@ def _sampler_of(
     )
 
 
-def _memory_for(
-    device: torch.device | None, pin_memory: bool | None, kept_bytes: int
-) -> Allocate:
+def _memory_for(device: torch.device | None, pin_memory: bool | None, kept_bytes: int) -> Allocate:
     on_gpu = device is not None and device.type == "cuda"
     if on_gpu if pin_memory is None else pin_memory:
         check_pinned()

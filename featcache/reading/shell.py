@@ -23,7 +23,13 @@ from urllib.parse import urlsplit
 import xxhash
 
 from featcache.container_files import sync_directory, sync_file, write_all, write_durably
-from featcache.errors import CacheError, CorruptCacheError, NotACacheError, StorageFullError
+from featcache.errors import (
+    CacheError,
+    CorruptCacheError,
+    FeatcacheError,
+    NotACacheError,
+    StorageFullError,
+)
 from featcache.format.columns import ColumnFile
 from featcache.format.files import (
     NOT_AS_WRITTEN,
@@ -86,6 +92,8 @@ class RemoteCache:
             try:
                 self._refresh("", None, version)
                 return
+            except FeatcacheError:  # some are ValueErrors, too
+                raise
             except NOT_AS_WRITTEN as error:
                 raise CorruptCacheError(f"{self.place.url} is damaged: {error!r}") from error
             except FileNotFoundError as error:  # others have published meanwhile
