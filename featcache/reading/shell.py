@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import xxhash
 
 from featcache.container_files import write_durably
-from featcache.errors import CacheError, CorruptCacheError, NotACacheError
+from featcache.errors import CacheError, CorruptCacheError, FeatcacheError, NotACacheError
 from featcache.format.files import NOT_AS_WRITTEN, digest, unpack_json, within
 from featcache.format.index import ContainerColumns
 from featcache.format.manifest import (
@@ -71,6 +71,8 @@ class RemoteCache:
             try:
                 self._refresh("", None, version)
                 return
+            except FeatcacheError:  # some are ValueErrors, too
+                raise
             except NOT_AS_WRITTEN as error:
                 raise CorruptCacheError(f"{self.place.url} is damaged: {error!r}") from error
             except FileNotFoundError as error:  # others have published meanwhile
