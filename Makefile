@@ -12,7 +12,7 @@ WORKER_TESTS := tests/slurm tests/hosts tests/cluster $(wildcard tests/extractio
   tests/collect_stats/test_collect_stats_workers.py tests/collect_stats/test_collect_stats_faults.py \
   tests/brain/test_brain_ddp.py tests/recipes/test_recipe_librispeech.py tests/recipes/test_recipe_quantization.py \
   tests/interop/test_interop_huggingface.py tests/lazy/test_many_processes.py \
-  tests/loading/test_exactly_once.py tests/brain/test_added_features.py
+  tests/loading/test_exactly_once.py tests/brain/test_added_features.py tests/remote/test_remote_forks.py
 
 # tests that kill processes or fill disks while others work, beside the harnesses that do so by the thousand
 CRASH_TESTS := tests/crash tests/store/test_store_kill.py tests/store/test_store_crashes.py tests/store/test_left_names.py \
