@@ -237,7 +237,7 @@ def test_plans_that_end_within_a_round_are_made() -> None:
     for count in range(1, 6):
         results = Prefetch(end_late(count), 2, 1000, together=lambda planned: None)
         given: list[int] = []
-        reading = threading.Thread(target=lambda r=results, g=given: g.extend(r), daemon=True)  # type: ignore[misc]
+        reading = threading.Thread(target=lambda r=results, g=given: g.extend(r), daemon=True)
         reading.start()
         reading.join(10)
         assert given == list(range(count))
