@@ -220,6 +220,7 @@ class Prefetch(Iterator[R]):
                     return
                 if plan is None:
                     self._plans = None
+                    self._start_threads()  # those that waited for a whole round have left
                     return
                 self._plans = plans
                 self._taken += 1

@@ -195,6 +195,8 @@ class RemoteFiles:
             waiting: list[Future[None]] = []
             with self._lock:
                 for begin, end in lacking:
+                    if not self._pages.missing(self._key(file), begin, end):
+                        continue  # it has come meanwhile
                     spans, asked = self._of(file).missing(begin, end)
                     pieces = [(file, first, last - first) for first, last in spans]
                     waiting += asked

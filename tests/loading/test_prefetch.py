@@ -227,3 +227,17 @@ def test_closing_drops_what_is_not_begun_and_waits_for_what_is() -> None:
     assert begun == [0, 1]
     assert not [thread for thread in threading.enumerate() if thread.name == "featcache-loader"]
     assert list(results) == []
+
+
+def test_plans_that_end_within_a_round_are_made() -> None:
+    def end_late(count: int) -> Iterator[Plan[int]]:
+        yield from plans(count)
+        no_reading_threads()  # those that wait for a whole round leave
+
+    for count in range(1, 6):
+        results = Prefetch(end_late(count), 2, 1000, together=lambda planned: None)
+        given: list[int] = []
+        reading = threading.Thread(target=lambda r=results, g=given: g.extend(r), daemon=True)
+        reading.start()
+        reading.join(10)
+        assert given == list(range(count))
