@@ -314,9 +314,9 @@ def table_of_rates(root: Path) -> None:
 
 def table_of_delays(root: Path) -> None:
     """Print what an epoch takes where each answer comes after a delay."""
-    names = ("GETs", "GET/s", "bare", "possible", "ratio", "first batch")
-    widths = (8, 8, 8, 9, 7, 13)
-    print(" " * 22 + "".join(f"{name:>{n}}" for name, n in zip(names, widths, strict=True)))
+    print(
+        f"{'':22}{'GETs':>8}{'GET/s':>8}{'bare':>8}{'possible':>9}{'ratio':>7}{'first batch':>13}"
+    )
     with serving(root, DELAY_S) as url:
         for windows in (False, True):
             with behind(f"{url}/memmap", gap_bytes=0) as cache, ranges_noted() as asked:

@@ -116,7 +116,8 @@ class Prefetch(Iterator[R]):
         self._slots: deque[_Slot[R]] = deque()  # all that are not handed on yet
         self._taken = 0
         self._round_ends = 0  # plans that are taken with this round
-        self._is_filling = False  # plans are being taken for all that there is room for
+        # plans are being taken for all that there is room for
+        self._is_filling = together is not None and threads > 0
         self._to_plan: deque[_Slot[R]] = deque()
         self._unplanned = 0  # these, and those that are being planned
         self._to_do: list[_Slot[R]] = []  # planned
@@ -220,7 +221,7 @@ class Prefetch(Iterator[R]):
                     return
                 if plan is None:
                     self._plans = None
-                    self._start_threads()  # those that waited for a whole round have left
+                    self._start_threads()  # for a round that is smaller than was wanted
                     return
                 self._plans = plans
                 self._taken += 1

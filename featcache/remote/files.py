@@ -29,8 +29,8 @@ from featcache.remote.ranges import Request, Span, planned
 MOST_BYTES = 16 << 20  # of a request
 MOST_AHEAD_BYTES = 128 << 20  # that are asked for before they are wanted, by one call
 DOWNLOADS = 4  # ranges of a file that is fetched whole, at a time: 64 MiB of memory
-EXTRA = 0.03  # of what is asked for, in gaps between pieces
-MARGIN = 0.02  # of all that is asked for, between it and what is here
+EXTRA = 0.02  # of what is asked for, in gaps between pieces
+MARGIN = 0.015  # of all that is asked for, between it and what is here
 MOST_MARGIN_BYTES = 256 << 10  # headers, and indexes of files
 Piece = tuple[int, int, int]  # file, offset, nbytes
 
