@@ -29,6 +29,7 @@ QUESTIONS = {
     "extraction": "What do several workers gain and cost?",
     "checking": "What do fingerprint and probe cost?",
     "stamps": "What do stamps cost, and how fast is one changed file found?",
+    "remote_peers": "How fast do utterances come out of an object store that answers late?",
 }
 
 
