@@ -19,8 +19,8 @@ CRASH_TESTS := tests/crash tests/store/test_store_kill.py tests/store/test_store
   tests/store/writing/test_sealed_in_place.py tests/loading/test_leaving.py \
   tests/store/test_feature_sets_crashes.py tests/extraction/test_convert_killed.py \
   tests/lazy/test_shared_functions.py tests/recipes/test_recipe_mix.py tests/remote/test_transfer_kills.py
-FAULT_TESTS := tests/faults tests/store/writing/test_failed_publish.py \
-  tests/store/writing/test_store_full_disk.py tests/remote/test_transfer_faults.py
+FAULT_TESTS := tests/faults tests/store/writing/test_failed_publish.py tests/store/writing/test_store_full_disk.py \
+  tests/remote/test_remote_faults.py tests/remote/test_transfer_faults.py
 
 # tests of pages, in a browser
 LOOK_TESTS := tests/report/test_report_browser.py
