@@ -237,7 +237,8 @@ class Prefetch(Iterator[R]):
             waiting = len(self._to_plan) + len(self._to_do)
             room = self._most_threads + PLANS_AHEAD if self._most_threads else 1
             return self._taken + min(room - waiting, MOST_AHEAD - ahead)
-        if self._round_ends > self._taken or self._unplanned:
+        # a plan that failed is handed on before it counts as planned: there may be none ahead
+        if self._round_ends > self._taken or (self._unplanned and ahead):
             return self._round_ends
         twice = 2 * sum(slot.nbytes for slot in self._slots)
         if not ahead or (2 * ahead <= MOST_AHEAD and twice <= self._most_bytes):

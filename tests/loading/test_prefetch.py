@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -241,3 +242,19 @@ def test_plans_that_end_within_a_round_are_made() -> None:
         reading.start()
         reading.join(10)
         assert given == list(range(count))
+
+
+def test_errors_of_plans_made_together_end_nothing() -> None:
+    def fails() -> Planned[int]:
+        raise KeyError
+
+    results = Prefetch(iter([fails] * 500), 2, 1000, together=lambda planned: None)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(500):
+            with pytest.raises(KeyError):
+                next(results)
+    finally:
+        sys.setswitchinterval(interval)
+    assert list(results) == []
