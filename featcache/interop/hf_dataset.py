@@ -116,6 +116,7 @@ def to_hf_dataset(
             )
         columns[LENGTH] = table.lengths(counted).tolist()
     told = pa.table({name: pa.array(values) for name, values in columns.items()})
+    told = told.set_column(0, "id", told["id"].cast(pa.string()))  # of no rows it would be null
     types = datasets.Features.from_arrow_schema(told.schema)
     for name in names:
         ids = told["id"].combine_chunks()

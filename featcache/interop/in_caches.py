@@ -36,11 +36,20 @@ def _open_as_of(path: str, mtime_ns: int, inode: int) -> Cache:
 def caches_of_rows(table: FeatureTable, feature: str) -> tuple[Sequence[Cache], Sequence[int]]:
     """Return the caches of a table, and the number of that which holds a feature of each row.
 
-    Raises `ConfigError` for rows that are no utterances of them, as segments are.
+    Raises `ConfigError` for rows that are no utterances of them, as segments are, and for caches
+    behind URLs.
     """
+    for each in table.selection.blocks.generations:
+        if each.settings.remote is not None:
+            raise ConfigError(
+                f"{each.place} is behind a URL, and other toolkits read caches by their paths: "
+                "featcache.transfer.pull it, and open it there"
+            )
     lengths: Ints | None = table.lengths(feature) if table.has_frames(feature) else None
     numbers = np.full(len(table), -1)
-    caches = [open_cache(path) for path in table.paths]
+    # a segment may have the id and the length of another utterance
+    is_whole = table.selection.cuts is None
+    caches = [open_cache(path) for path in table.paths if is_whole]
     for number, cache in reversed([*enumerate(caches)]):
         if feature in cache.features:
             rows = cache.find(table)

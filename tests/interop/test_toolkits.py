@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sized
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -49,6 +50,32 @@ def test_a_view_of_joined_caches_goes_to_a_toolkit(tmp_path: Path, cache: featca
     view = featcache.join(cache, featcache.open(tmp_path / "g")).filter(id={"a", "c"})
     view.to_kaldi(tmp_path / "data", feature="g")
     assert (tmp_path / "data" / "utt2num_frames").read_text() == "a 7\nc 7\n"
+
+
+def to_cuts(table: featcache.FeatureTable) -> object:
+    return table.to_cuts(sample_rate_hz=16000)
+
+
+TO_OTHERS = pytest.mark.parametrize(
+    "hand", [to_cuts, featcache.FeatureTable.to_hf_dataset], ids=["lhotse", "datasets"]
+)
+
+
+@TO_OTHERS
+def test_a_segment_is_not_taken_for_the_utterance_of_its_id(
+    hand: Callable[[featcache.FeatureTable], object], cache: featcache.Cache
+) -> None:
+    segments = cache.segments({"b": ("a", 0, 0.05)})  # as long as utterance 'b'
+    for table in (segments, featcache.mix({"cut": segments, "whole": cache.select(["c"])})):
+        with pytest.raises(ConfigError, match=r"'b' is no utterance of .* take whole utterances"):
+            hand(table)
+
+
+@TO_OTHERS
+def test_a_view_of_nothing_goes_to_a_toolkit(
+    hand: Callable[[featcache.FeatureTable], Sized], cache: featcache.Cache
+) -> None:
+    assert len(hand(cache.select([]))) == 0
 
 
 def test_metadata_of_an_earlier_version_is_an_error_that_says_what_to_do(

@@ -209,3 +209,12 @@ def test_feature_sets_behind_a_url_are_verified(
 def test_a_path_that_must_be_a_directory_says_what_a_url_is_for(server: RangeServer) -> None:
     with pytest.raises(ConfigError, match="pushed again"):
         featcache.store.repair(f"{server.url}/a")
+
+
+def test_other_toolkits_are_given_no_cache_behind_a_url(
+    server: RangeServer, tmp_path: Path
+) -> None:
+    pytest.importorskip("datasets")
+    cache = featcache.open(f"{server.url}/a", remote=options(tmp_path))
+    with pytest.raises(ConfigError, match=f"{server.url}/a is behind a URL.*pull it"):
+        cache.to_hf_dataset()
