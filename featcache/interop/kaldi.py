@@ -69,8 +69,13 @@ class _Export:
         self._lengths = table.lengths(feature) if table.has_frames(feature) else None
         # in the order of LC_ALL=C, which is that of bytes
         self._rows = sorted(range(len(table)), key=lambda row: table.id(row).encode())
+        before = ""
         for row in self._rows:
-            _one_word("id", table.id(row))
+            if before == (before := _one_word("id", table.id(row))):
+                raise FeatureError(
+                    f"{before!r} has several rows, as a mix by weights of utterances has, and "
+                    "Kaldi's tables hold each utterance once; export the sources of the mix"
+                )
             if self._lengths is not None and not self._lengths[row]:
                 raise FeatureError(
                     f"{feature!r} of {table.id(row)!r} has no frames, which Kaldi cannot hold; "

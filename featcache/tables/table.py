@@ -542,7 +542,8 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
 
         Raises `ConfigError` for a directory that holds something, and where `feature` has to be
         named; `FeatureError` for what Kaldi's formats cannot hold: more than one dimension a frame,
-        integers beyond int32, no frames, ids or speakers with white space, texts of several lines.
+        integers beyond int32, no frames, ids or speakers with white space, texts of several lines,
+        utterances with several rows, as of a mix.
 
         >>> import featcache, numpy as np, tempfile
         >>> folder = Path(tempfile.mkdtemp())

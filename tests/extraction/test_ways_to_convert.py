@@ -277,3 +277,12 @@ def test_named_databases_of_lmdb_are_features(tmp_path: Path) -> None:
         more.put(b"u9", as_bytes(F0["u1"]))
     with pytest.raises(AdoptionError, match="has values beside named databases"):
         featcache.convert(tmp_path / "all", tmp_path / "b", progressbar=False)
+
+
+def test_a_list_called_a_shape_beside_no_flat_array_is_a_feature(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    lips = [[0.5, 1.0], [2.0]]
+    pq.write_table(pa.table({"id": ["a", "b"], "lip_shape": lips}), tmp_path / "all.parquet")
+    cache = featcache.convert(tmp_path / "all.parquet", tmp_path / "cache", progressbar=False)
+    assert [cache.read(id, "lip_shape").tolist() for id in cache] == lips

@@ -146,6 +146,15 @@ def test_what_kaldi_cannot_hold_is_refused_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
 
 
+def test_an_utterance_of_several_rows_is_refused(tmp_path: Path) -> None:
+    cache = written(tmp_path / "cache", "float32", (5,))
+    weights = np.where(np.arange(len(cache)) == 1, 9.0, 1.0)
+    mix = featcache.mix({"all": cache}, weights={"all": weights}, epoch_size=9 * len(cache))
+    with pytest.raises(FeatureError, match="has several rows, as a mix"):
+        mix.to_kaldi(tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
 def test_a_directory_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     cache = written(tmp_path / "cache", "float32", (5,))
     with pytest.raises(ConfigError, match="not empty"):

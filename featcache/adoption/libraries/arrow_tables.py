@@ -317,7 +317,8 @@ class _Index:
         """Raise `AdoptionError` where a column says the shape of arrays that were laid flat."""
         for name in self._features:
             whose, _, last = name.replace(".", "_").rpartition("_")
-            if last == "shape" and (not whose or any(each.startswith(whose) for each in names)):
+            others = (each for each in names if each != name)
+            if last == "shape" and (not whose or any(each.startswith(whose) for each in others)):
                 raise AdoptionError(
                     f"{self._source!r}: column {name!r} has the shapes of arrays that were laid "
                     f"flat; reshape them; {LOAD_IT}"
