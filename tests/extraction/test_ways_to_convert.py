@@ -286,3 +286,10 @@ def test_a_list_called_a_shape_beside_no_flat_array_is_a_feature(tmp_path: Path)
     pq.write_table(pa.table({"id": ["a", "b"], "lip_shape": lips}), tmp_path / "all.parquet")
     cache = featcache.convert(tmp_path / "all.parquet", tmp_path / "cache", progressbar=False)
     assert [cache.read(id, "lip_shape").tolist() for id in cache] == lips
+
+
+@pytest.mark.parametrize("text", ["\n\n1 2\n", "\n\n", "\x1c\n", "x.npy\x1c\r\n1.5,"])
+def test_a_text_with_empty_lines_is_refused_as_any_other(tmp_path: Path, text: str) -> None:
+    (tmp_path / "all.txt").write_bytes(text.encode())
+    with pytest.raises(AdoptionError):
+        featcache.convert(tmp_path / "all.txt", tmp_path / "cache", progressbar=False)

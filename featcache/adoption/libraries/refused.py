@@ -83,8 +83,9 @@ def _loads_of(path: Path) -> _Loads | None:
         return found
     with suppress(UnicodeDecodeError):
         text = front[: front.rfind(b"\n") + 1] or front
-        if b"\0" not in text and text.strip():
-            return _of_json(path, text) or _of_text(text.decode().splitlines(), path)
+        lines = [line for line in text.decode().splitlines() if line.split()]
+        if b"\0" not in text and lines:
+            return _of_json(path, text) or _of_text(lines, path)
     suffix = path.suffix.lower()
     return next((each for suffixes, each in _BY_SUFFIX.items() if suffix in suffixes), None)
 
