@@ -175,6 +175,8 @@ def _common_rows(source: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
 def _fills(lengths: Ints, shapes: Mapping[str, tuple[int, ...]], time_axis: TimeAxis) -> bool:
     """Whether there is a length for each row of all arrays, and the longest fills its row."""
     sizes = set()
+    if time_axis is None:  # there are no frames, it was said
+        return False
     for count, *shape in shapes.values():
         if not shape or len(lengths) != count or not count or lengths.min() < 0:
             return False

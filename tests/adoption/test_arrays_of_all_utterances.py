@@ -176,6 +176,13 @@ def test_what_may_be_cut_in_two_ways_or_in_none_is_refused(
             converted(store(tmp_path, arrays), tmp_path)
 
 
+def test_arrays_without_frames_are_not_cut_by_lengths(tmp_path: Path) -> None:
+    arrays = {"emb": np.ones((3, 4)), "lengths": np.array([4, 2, 1]), "ids": IDS[:3]}
+    for store in (npy, hdf5, npz):
+        with pytest.raises(AdoptionError, match="do not cut the 3 frames of 'emb'"):
+            converted(store(tmp_path, arrays), tmp_path, time_axis=None)
+
+
 @pytest.mark.parametrize("end", [".npz", ".pt"])
 def test_files_of_batches_are_taken_by_their_ids_and_refused_without(
     tmp_path: Path, end: str
