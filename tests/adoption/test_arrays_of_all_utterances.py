@@ -202,6 +202,22 @@ def test_files_of_batches_are_taken_by_their_ids_and_refused_without(
         featcache.convert(tmp_path / "without", tmp_path / "refused")
 
 
+@pytest.mark.parametrize(("tokens", "is_told"), [(2, True), (3, False)])
+def test_tokens_called_ids_in_files_of_an_utterance_are_not_its_ids(
+    tmp_path: Path, tokens: int, is_told: bool
+) -> None:
+    (tmp_path / "all").mkdir()
+    for number in range(3):
+        arrays = {"mel": np.ones((3, 4)), "ids": np.arange(tokens) + 10 * number}
+        npz(tmp_path, arrays).rename(tmp_path / "all" / f"u{number}.npz")
+    if not is_told:
+        with pytest.raises(AdoptionError, match=r"may be a batch of 3 .* by 'ids'; .*'{id}'"):
+            converted(tmp_path / "all", tmp_path)
+    cache = converted(tmp_path / "all", tmp_path, **({} if is_told else {"pattern": "{id}"}))
+    assert list(cache) == ["u0", "u1", "u2"]
+    assert cache.read("u1", "ids").tolist() == [*range(10, 10 + tokens)]
+
+
 def test_a_list_of_the_files_beside_them_is_no_list_of_rows(tmp_path: Path) -> None:
     source = npy(tmp_path, FRAMES)
     (source / "ids.txt").write_text("".join(f"{id}\n" for id in FRAMES))

@@ -248,18 +248,19 @@ def _cut_arrays(
 ) -> Arranged | None:
     """Arrange files of arrays that hold all utterances, or some of them; None: they do not.
 
-    Raises `AdoptionError` where files with lengths, and no ids, may be batches or utterances.
+    Raises `AdoptionError` where several files may be batches or utterances, for all that they tell.
     """
     first = files[0]
-    if not one and not any(key.lower() in IDS for key in first.columns):
+    if not one and not _tells_ids(first.columns):
         try:
             cut = first.cuts(source, options.time_axis)
         except AdoptionError:  # what is called so says something else
             return None
         if cut is not None and len(cut[1].ids) > 1:
+            by = cut[0].lengths or cut[0].offsets or cut[0].ids
             raise AdoptionError(
                 f"{source!r}: {first.stem!r} may be a batch of {len(cut[1].ids)} utterances, cut "
-                f"by {cut[0].lengths or cut[0].offsets!r}; if each file is an utterance, give "
+                f"by {by!r}; if each file is an utterance, give "
                 f"pattern={EACH!r}; if they are batches, {CONVERT}"
             )
         return None
@@ -281,6 +282,13 @@ def _cut_arrays(
         if len(all_places) != len(ids):
             raise AdoptionError(f"{source!r}: not all files have {feature!r}; {CONVERT}")
     return Arranged(ids, found, {})
+
+
+def _tells_ids(columns: Mapping[str, NDArray[Any]]) -> bool:
+    """Whether a batch has ids; numbers alone may be those of an utterance's tokens."""
+    cuts_too = any(key.lower() in OFFSETS | LENGTHS for key in columns)
+    ids = (each for key, each in columns.items() if key.lower() in IDS)
+    return any(cuts_too or each.dtype.kind not in "iu" for each in ids)
 
 
 Labels = dict[tuple[int, str], tuple[str, str]]  # by file and key: id and feature
