@@ -28,7 +28,8 @@ from featcache.errors import ClosedError, CorruptCacheError, RemoteError
 from featcache.remote.places import RemotePlace
 
 T = TypeVar("T")
-STATUS = re.compile(r"\b([45]\d\d)\b")
+STATUS = re.compile(r"status code: ([45]\d\d)\b")  # a name may have such numbers, too
+NO_RANGES = re.compile("Range request not supported|Content-Range")
 PIECE_BYTES = 8 << 20  # of an upload in pieces
 PIECES_AT_ONCE = 4  # of one upload
 DIGEST = "featcache"  # metadata of an object: the digest of what was put
@@ -348,7 +349,7 @@ class Requests:
             async with self._limit():
                 self.counts.gets += 1
                 answer = await self._get(name, options)
-                data = memoryview(await answer.bytes_async())
+                data = memoryview(await answer.bytes_async() if nbytes else b"")
         except FileNotFoundError:
             raise FileNotFoundError(f"{self.place.url}/{name}") from None
         except Exception as error:
@@ -545,7 +546,7 @@ class Requests:
                 "RemoteOptions(anonymous=True) for a public one"
             )
         said = f"status {status[1]}" if status else "no answer, or a broken one"
-        if "range" in str(error).lower() and status is None:
+        if status is None and NO_RANGES.search(str(error)):
             said = "it may not know ranges, which are needed"
         tried = f"{self.place.options.retry_s:g} s of trying"
         return RemoteError(f"{where} cannot be reached after up to {tried}: {said}")
