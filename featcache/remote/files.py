@@ -290,7 +290,10 @@ class RemoteFiles:
         self, request: Request, kept: Future[memoryview], answer: Future[memoryview]
     ) -> None:
         """Keep bytes in another thread than the one that all requests go through."""
-        aside(partial(self._keep, request, kept, answer))
+        try:
+            aside(partial(self._keep, request, kept, answer))
+        except RuntimeError as error:  # no thread can be started
+            self._done(request, kept, error)
 
     def _keep(self, request: Request, kept: Future[memoryview], answer: Future[memoryview]) -> None:
         try:

@@ -96,9 +96,13 @@ def loop() -> asyncio.AbstractEventLoop:
     global _loop
     with _starting:
         if _loop is None:
-            _loop = asyncio.new_event_loop()
-            name = "featcache-remote"
-            threading.Thread(target=_loop.run_forever, name=name, daemon=True).start()
+            new, name = asyncio.new_event_loop(), "featcache-remote"
+            try:
+                threading.Thread(target=new.run_forever, name=name, daemon=True).start()
+            except RuntimeError:  # too many threads: nobody may wait for one that has none
+                new.close()
+                raise
+            _loop = new
             atexit.register(time.sleep, END_S)
         return _loop
 
@@ -108,10 +112,10 @@ def aside(work: Callable[[], object]) -> None:
     global _disk
     with _starting:
         if _disk is None:
-            _disk = SimpleQueue()
-            thread = threading.Thread(target=_work, args=(_disk,), name="featcache-pages")
-            thread.daemon = True
-            thread.start()
+            works: SimpleQueue[Callable[[], object]] = SimpleQueue()
+            name = "featcache-pages"
+            threading.Thread(target=_work, args=(works,), name=name, daemon=True).start()
+            _disk = works
     _disk.put(work)
 
 
@@ -276,8 +280,12 @@ class Requests:
         ask = _Ask(name, first, end, size, {} if etags is None else etags, state)
         self._asked.append(ask)
         if not self._is_woken:  # one call wakes the loop for all that are asked meanwhile
-            self._is_woken = True
-            loop().call_soon_threadsafe(self._serve_more)
+            try:
+                self._is_woken = True
+                loop().call_soon_threadsafe(self._serve_more)
+            except BaseException:  # Ctrl-C, too: the next one wakes it
+                self._is_woken = False
+                raise
         return ask.answer
 
     def listed(self, prefix: str) -> dict[str, int]:

@@ -391,3 +391,46 @@ def test_an_array_that_the_pages_have_no_room_for_is_read(
         assert within_5_s(lambda: remote.read_into(0, 100, out)) is None
         assert np.array_equal(out, data[100 : 100 + len(out)])
         assert server.nbytes == len(out)  # each byte once
+
+
+def test_where_no_thread_can_be_started_a_read_says_so_and_the_next_one_reads(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = threading.Thread.start
+
+    def none_left(thread: threading.Thread) -> None:
+        if thread.name == "featcache-pages":
+            raise RuntimeError("can't start new thread")
+        plain(thread)
+
+    asked, out = Asked(), np.zeros(10, np.uint8)
+    monkeypatch.setattr(io, "_disk", None)
+    remote = files_of(asked, pages)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        remote.prefetch([(0, 0, 10), (0, 50, 10)])
+        asking = [remote._under_way[0].missing(0, 10)[1][0][1]]
+        asked.answer()
+        assert isinstance(asking[0].exception(timeout=5), RuntimeError)
+    asked.asked.clear()
+    remote.prefetch([(0, 0, 10)])
+    asked.answer()
+    assert within_5_s(lambda: remote.read_into(0, 0, out)) is None
+    assert set(out.tolist()) == {7}
+
+
+def test_ctrl_c_while_a_request_is_handed_on_leaves_none_that_is_never_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x").write_bytes(bytes(9))
+
+    def interrupted() -> object:
+        raise KeyboardInterrupt
+
+    with serving(tmp_path) as server:
+        requests = Requests(RemotePlace(server.url))
+        with monkeypatch.context() as patch:
+            patch.setattr(io, "loop", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                requests.some("x", 0, 9, 9)
+        assert requests.some("x", 0, 9, 9).result(timeout=5) == bytes(9)
