@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import tempfile
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache, partial
+from multiprocessing.util import Finalize
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -373,13 +373,9 @@ def options_with_pages(options: RemoteOptions) -> RemoteOptions:
 def _directory_of(process: int) -> str:
     """Return the directory for the pages of a process, which goes when that ends."""
     name = tempfile.mkdtemp(prefix="featcache-pages-")
-    atexit.register(_remove_of, process, name)
+    # `atexit` is not run in workers of multiprocessing, and in forks of others it is
+    Finalize(None, shutil.rmtree, (name,), {"ignore_errors": True}, exitpriority=0)
     return name
-
-
-def _remove_of(process: int, name: str) -> None:
-    if process == os.getpid():  # and of no fork
-        shutil.rmtree(name, ignore_errors=True)
 
 
 @cache
