@@ -369,7 +369,8 @@ class UrlPlace:
         except FileNotFoundError as error:
             raise AdoptionError(f"{error} is not there") from None
         number = self._note(where, look)
-        self._files.keep(number, front)
+        if self._looks[number] == look:  # not that of a thread that saw another content
+            self._files.keep(number, front)
         return number
 
     def _note(self, where: str, look: Look) -> int:

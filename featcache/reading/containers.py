@@ -126,10 +126,11 @@ class Containers:
             self._at[me] = piece
             container, offset, nbytes = piece
             file = self._file(container)
-            if file.mapped is None or not 0 <= offset <= len(file.mapped) - nbytes:
+            mapped = file.mapped  # of one behind a URL only as long as its pages are here
+            if mapped is None or not 0 <= offset <= len(mapped) - nbytes:
                 self.read_into(container, offset, out[:nbytes])
             else:
-                out[:nbytes] = file.mapped[offset : offset + nbytes]
+                out[:nbytes] = mapped[offset : offset + nbytes]
 
     def _copy_mapped(self, pieces: Sequence[Piece], places: Places) -> bool:
         """Copy pieces that lie mapped; False: not all do, or the system does not copy so."""

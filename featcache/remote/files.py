@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import tempfile
@@ -10,10 +9,11 @@ import threading
 import time
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache, partial
+from multiprocessing.util import Finalize
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -33,6 +33,7 @@ EXTRA = 0.02  # of what is asked for, in gaps between pieces
 MARGIN = 0.015  # of all that is asked for, between it and what is here
 MOST_MARGIN_BYTES = 256 << 10  # headers, and indexes of files
 Piece = tuple[int, int, int]  # file, offset, nbytes
+UnderWay = tuple[int, Future[memoryview]]  # first byte, and all of them once they are pages
 
 
 class _UnderWay:
@@ -40,24 +41,24 @@ class _UnderWay:
 
     def __init__(self) -> None:
         self._begins: list[int] = []
-        self._ends: dict[int, tuple[int, Future[None]]] = {}
+        self._ends: dict[int, tuple[int, Future[memoryview]]] = {}
 
-    def add(self, begin: int, end: int, kept: Future[None]) -> None:
+    def add(self, begin: int, end: int, kept: Future[memoryview]) -> None:
         """Add a request."""
         if begin not in self._ends:
             insort(self._begins, begin)
         self._ends[begin] = end, kept
 
-    def remove(self, begin: int, kept: Future[None]) -> None:
+    def remove(self, begin: int, kept: Future[memoryview]) -> None:
         """Remove a request."""
         if self._ends.get(begin, (0, None))[1] is kept:
             del self._begins[bisect_left(self._begins, begin)]
             del self._ends[begin]
 
-    def missing(self, begin: int, end: int) -> tuple[list[Span], list[Future[None]]]:
+    def missing(self, begin: int, end: int) -> tuple[list[Span], list[UnderWay]]:
         """Return the spans that no request asks for, and the requests for the others."""
         lacking: list[Span] = []
-        asked: list[Future[None]] = []
+        asked: list[UnderWay] = []
         at = bisect_right(self._begins, begin)
         if at and self._ends[self._begins[at - 1]][0] > begin:
             at -= 1
@@ -67,7 +68,7 @@ class _UnderWay:
                 lacking.append((begin, min(first, end)))
             if first < end:
                 begin, kept = self._ends[first]
-                asked.append(kept)
+                asked.append((first, kept))
                 at += 1
             else:
                 begin = end
@@ -190,19 +191,29 @@ class RemoteFiles:
         if (mapped := self.mapped(file)) is not None:
             out[:] = mapped[offset : offset + len(out)]
             return
-        while lacking := self._pages.read_into(self._key(file), offset, out):
-            require_unforked(self.place.url)
-            waiting: list[Future[None]] = []
-            with self._lock:
-                for begin, end in lacking:
-                    if not self._pages.missing(self._key(file), begin, end):
-                        continue  # it has come meanwhile
-                    spans, asked = self._of(file).missing(begin, end)
-                    pieces = [(file, first, last - first) for first, last in spans]
-                    waiting += asked
-                    waiting += map(self._begin, planned(pieces, 0, MOST_BYTES, 0.0))
-            for answer in waiting:
-                answer.result()
+        key = self._key(file)
+        lacking = self._pages.read_into(key, offset, out)
+        if not lacking:
+            return
+        require_unforked(self.place.url)
+        waiting: list[UnderWay] = []
+        with self._lock:
+            for first, last in lacking:  # some may have come meanwhile
+                place = out[first - offset : last - offset]
+                for begin, end in self._pages.read_into(key, first, place):
+                    waiting += self._asked_for(file, begin, end)
+        for first, answer in waiting:  # not from the pages, which may be removed again by now
+            data = answer.result()[max(offset - first, 0) : offset + len(out) - first]
+            at = max(first - offset, 0)
+            out[at : at + len(data)] = data
+
+    def _asked_for(self, file: int, begin: int, end: int) -> Iterator[UnderWay]:
+        """Give the requests for bytes of a file, begun where none is under way."""
+        spans, asked = self._of(file).missing(begin, end)
+        yield from asked
+        pieces = [(file, first, last - first) for first, last in spans]
+        for request in planned(pieces, 0, MOST_BYTES, 0.0):
+            yield request.begin, self._begin(request)
 
     def check(self, file: int) -> None:
         """Ask the store whether a file is there, in its size; whatever is here does not count.
@@ -260,9 +271,9 @@ class RemoteFiles:
     def _of(self, file: int) -> _UnderWay:
         return self._under_way.setdefault(file, _UnderWay())
 
-    def _begin(self, request: Request) -> Future[None]:
+    def _begin(self, request: Request) -> Future[memoryview]:
         """Ask for bytes; the future is done once they are pages."""
-        file, kept = request.file, Future[None]()
+        file, kept = request.file, Future[memoryview]()
         try:
             answer = self._requests.some(
                 self._name(file), request.begin, request.end, self._size(file), self._etags,
@@ -275,27 +286,35 @@ class RemoteFiles:
             raise
         return kept
 
-    def _arrived(self, request: Request, kept: Future[None], answer: Future[memoryview]) -> None:
+    def _arrived(
+        self, request: Request, kept: Future[memoryview], answer: Future[memoryview]
+    ) -> None:
         """Keep bytes in another thread than the one that all requests go through."""
-        aside(partial(self._keep, request, kept, answer))
-
-    def _keep(self, request: Request, kept: Future[None], answer: Future[memoryview]) -> None:
         try:
-            self._pages.write(self._key(request.file), request.begin, answer.result())
+            aside(partial(self._keep, request, kept, answer))
+        except RuntimeError as error:  # no thread can be started
+            self._done(request, kept, error)
+
+    def _keep(self, request: Request, kept: Future[memoryview], answer: Future[memoryview]) -> None:
+        try:
+            data = answer.result()
+            self._pages.write(self._key(request.file), request.begin, data)
         except BaseException as error:  # raised where the bytes are wanted
             self._done(request, kept, error)
         else:
-            self._done(request, kept, None)
+            self._done(request, kept, data)
 
-    def _done(self, request: Request, kept: Future[None], error: BaseException | None) -> None:
+    def _done(
+        self, request: Request, kept: Future[memoryview], found: memoryview | BaseException
+    ) -> None:
         with self._lock:
             self._of(request.file).remove(request.begin, kept)
             if kept.done():
                 return
-            if error is None:
-                kept.set_result(None)
+            if isinstance(found, BaseException):
+                kept.set_exception(found)
             else:
-                kept.set_exception(error)
+                kept.set_result(found)
 
     def close(self) -> None:
         """Forget what is under way."""
@@ -354,13 +373,9 @@ def options_with_pages(options: RemoteOptions) -> RemoteOptions:
 def _directory_of(process: int) -> str:
     """Return the directory for the pages of a process, which goes when that ends."""
     name = tempfile.mkdtemp(prefix="featcache-pages-")
-    atexit.register(_remove_of, process, name)
+    # `atexit` is not run in workers of multiprocessing, and in forks of others it is
+    Finalize(None, shutil.rmtree, (name,), {"ignore_errors": True}, exitpriority=0)
     return name
-
-
-def _remove_of(process: int, name: str) -> None:
-    if process == os.getpid():  # and of no fork
-        shutil.rmtree(name, ignore_errors=True)
 
 
 @cache

@@ -28,7 +28,8 @@ from featcache.errors import ClosedError, CorruptCacheError, RemoteError
 from featcache.remote.places import RemotePlace
 
 T = TypeVar("T")
-STATUS = re.compile(r"\b([45]\d\d)\b")
+STATUS = re.compile(r"status code: ([45]\d\d)\b")  # a name may have such numbers, too
+NO_RANGES = re.compile("Range request not supported|Content-Range")
 PIECE_BYTES = 8 << 20  # of an upload in pieces
 PIECES_AT_ONCE = 4  # of one upload
 DIGEST = "featcache"  # metadata of an object: the digest of what was put
@@ -95,9 +96,13 @@ def loop() -> asyncio.AbstractEventLoop:
     global _loop
     with _starting:
         if _loop is None:
-            _loop = asyncio.new_event_loop()
-            name = "featcache-remote"
-            threading.Thread(target=_loop.run_forever, name=name, daemon=True).start()
+            new, name = asyncio.new_event_loop(), "featcache-remote"
+            try:
+                threading.Thread(target=new.run_forever, name=name, daemon=True).start()
+            except RuntimeError:  # too many threads: nobody may wait for one that has none
+                new.close()
+                raise
+            _loop = new
             atexit.register(time.sleep, END_S)
         return _loop
 
@@ -107,10 +112,10 @@ def aside(work: Callable[[], object]) -> None:
     global _disk
     with _starting:
         if _disk is None:
-            _disk = SimpleQueue()
-            thread = threading.Thread(target=_work, args=(_disk,), name="featcache-pages")
-            thread.daemon = True
-            thread.start()
+            works: SimpleQueue[Callable[[], object]] = SimpleQueue()
+            name = "featcache-pages"
+            threading.Thread(target=_work, args=(works,), name=name, daemon=True).start()
+            _disk = works
     _disk.put(work)
 
 
@@ -275,8 +280,12 @@ class Requests:
         ask = _Ask(name, first, end, size, {} if etags is None else etags, state)
         self._asked.append(ask)
         if not self._is_woken:  # one call wakes the loop for all that are asked meanwhile
-            self._is_woken = True
-            loop().call_soon_threadsafe(self._serve_more)
+            try:
+                self._is_woken = True
+                loop().call_soon_threadsafe(self._serve_more)
+            except BaseException:  # Ctrl-C, too: the next one wakes it
+                self._is_woken = False
+                raise
         return ask.answer
 
     def listed(self, prefix: str) -> dict[str, int]:
@@ -348,7 +357,7 @@ class Requests:
             async with self._limit():
                 self.counts.gets += 1
                 answer = await self._get(name, options)
-                data = memoryview(await answer.bytes_async())
+                data = memoryview(await answer.bytes_async() if nbytes else b"")
         except FileNotFoundError:
             raise FileNotFoundError(f"{self.place.url}/{name}") from None
         except Exception as error:
@@ -545,7 +554,7 @@ class Requests:
                 "RemoteOptions(anonymous=True) for a public one"
             )
         said = f"status {status[1]}" if status else "no answer, or a broken one"
-        if "range" in str(error).lower() and status is None:
+        if status is None and NO_RANGES.search(str(error)):
             said = "it may not know ranges, which are needed"
         tried = f"{self.place.options.retry_s:g} s of trying"
         return RemoteError(f"{where} cannot be reached after up to {tried}: {said}")

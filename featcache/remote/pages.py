@@ -132,7 +132,7 @@ class Pages:
         return found
 
     def read_into(self, key: str, begin: int, out: Bytes) -> list[Span]:
-        """Copy bytes of an object; return the spans that are not here, whose places are as before.
+        """Copy bytes of an object that are here; return the spans that are not.
 
         Others may remove pages at any moment: `missing` tells what to fetch, this what was read.
         """
@@ -145,9 +145,10 @@ class Pages:
         lacking: list[Span] = []
         for number, first, last in _by_segment(begin, begin + len(out)):
             segment = self._there(key, number)
-            if segment is None or (spans := segment.missing(first, last)):
-                lacking += [(first, last)] if segment is None else spans
+            if segment is None:
+                lacking.append((first, last))
                 continue
+            lacking += segment.missing(first, last)
             at = first - number * SEGMENT_BYTES
             out[first - begin : last - begin] = segment.bytes[at : at + last - first]
         return lacking

@@ -63,8 +63,8 @@ class RemoteOptions:
             raise ConfigError("budget_bytes, floor_bytes and gap_bytes: none can be negative")
         if self.concurrency < 1:
             raise ConfigError(f"concurrency={self.concurrency}: one request at a time at least")
-        if self.endpoint is not None and "@" in self.endpoint:
-            raise ConfigError("endpoint is a URL without a user: it is logged and pickled")
+        if self.endpoint is not None and any(sign in self.endpoint for sign in "@?#"):
+            raise ConfigError("endpoint is a URL without user or query: it is logged and pickled")
         if self.timeout_s <= 0 or self.retry_s <= 0:
             raise ConfigError("timeout_s and retry_s are seconds, more than 0")
 
@@ -108,7 +108,7 @@ class RemotePlace:
                 f"there are {', '.join(SCHEMES)}"
             )
         if not parts.netloc:
-            raise ConfigError(f"{url!r} names no bucket or host")
+            raise ConfigError(f"a {parts.scheme}:// URL names no bucket or host")
         if "@" in parts.netloc or parts.query or parts.fragment:
             raise ConfigError(
                 f"the URL of {parts.scheme}://{parts.hostname} has a user, a query or a fragment: "

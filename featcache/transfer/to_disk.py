@@ -106,7 +106,8 @@ class Pull:
             )
         kept = [each.manifest for each in self._others()]
         files, asked = self._files([there, *kept])
-        have = self._have(files)
+        fetched = {name for name, size in files.items() if _size(self._work / name) == size}
+        have = fetched | self._kept(files)
         lacking = {} if self._whole() else {n: files[n] for n in sorted(files.keys() - have)}
         asked += 2 + len(kept) + sum(len(_pieces(size)) for size in lacking.values())
         skipped = len(files) - len(lacking)
@@ -118,7 +119,7 @@ class Pull:
                 if self._whole() is None:
                     self._fetch(lacking, done.nbytes)
                     self._link(files.keys() - lacking.keys())
-                    self._compare(lacking)
+                    self._compare(fetched | lacking.keys())
                     self._note_whole(history, [there, *kept])
                 self._check_published([there, *kept])
                 _move(self._work, self._path)
@@ -158,12 +159,11 @@ class Pull:
         except NOT_AS_WRITTEN as error:
             raise CorruptCacheError(f"{self._requests.place.url} is damaged: {error}") from error
 
-    def _have(self, files: Mapping[str, int]) -> set[str]:
-        """Return those of some files that the directory has: of generations that are here, too."""
-        fetched = {name for name, size in files.items() if _size(self._work / name) == size}
+    def _kept(self, files: Mapping[str, int]) -> set[str]:
+        """Return those of some files that the cache has, of generations that are here."""
         if self.here is None:
-            return fetched
-        return fetched | {
+            return set()
+        return {
             name
             for name, size in files.items()
             # manifests of equal size may differ in a tag
@@ -220,7 +220,7 @@ class Pull:
                         sync_file(file)
 
     def _compare(self, fetched: Collection[str]) -> None:
-        """Put the manifest to what was fetched, and compare all of that with its checksums."""
+        """Put the manifest to what was fetched, now or before a stop, and compare all of that."""
         work, there = self._work, self._there
         (work / MANIFESTS).mkdir(parents=True, exist_ok=True)
         write_durably(work / manifest_file(there.manifest.name), there.data)
@@ -295,7 +295,9 @@ class _File:
 
     def write(self, begin: int, data: memoryview) -> None:
         """Write a piece."""
-        os.pwrite(self._file.fileno(), data, begin)
+        done = 0
+        while done < len(data):  # a full disk takes some of it first
+            done += os.pwrite(self._file.fileno(), data[done:], begin + done)
         self._lacking -= len(data)
         if not self._lacking:
             sync_file(self._file)

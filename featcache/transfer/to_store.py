@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
@@ -12,8 +13,8 @@ from typing import Any
 from featcache._cached import cached_property
 from featcache._progress import bar
 from featcache.container_files.lock import FILES as LOCK_FILES
-from featcache.errors import CacheError
-from featcache.format.files import open_there, unpack_json
+from featcache.errors import CacheError, CorruptCacheError
+from featcache.format.files import open_there, remedy, unpack_json
 from featcache.format.index import container_digest, pages_of
 from featcache.format.manifest import NAME, PARTS, Manifest, manifest_file, read_manifest
 from featcache.reading.generation import Generation
@@ -122,16 +123,24 @@ class Push:
         """Give those of some files that the store has with their digests."""
         answers = [(name, self._requests.digest(name)) for name in names]
         for name, answer in answers:
-            if answer.result() == self._digest(name):
+            if answer.result() == (self._container_digests.get(name) or self._digest(name)):
                 yield name
 
     def _digest(self, name: str) -> str:
-        """Return the digest of a file, of a container as the index has it."""
-        if name not in self._container_digests:
-            with open(open_there(self._path, name), "rb") as file:  # noqa: PTH123 (a descriptor)
-                size = (self._path / name).stat().st_size
-                return container_digest(pages_of(file.fileno()), size).hex()
-        return self._container_digests[name]
+        """Return the digest of a file.
+
+        Raises `CorruptCacheError` for a container that is not what the index says: it would be
+        skipped for ever where the right one is to be sent.
+        """
+        with open(open_there(self._path, name), "rb") as file:  # noqa: PTH123 (a descriptor)
+            size = os.fstat(file.fileno()).st_size
+            found = container_digest(pages_of(file.fileno()), size).hex()
+        if self._container_digests.get(name, found) != found:
+            raise CorruptCacheError(
+                f"container {str(self._path / name)!r} is damaged: it is not what was written, and "
+                f"is not pushed; {remedy(self._path, name)}"
+            )
+        return found
 
     @cached_property
     def _container_digests(self) -> Mapping[str, str]:

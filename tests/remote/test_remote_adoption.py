@@ -24,6 +24,7 @@ from s3_server import obstore, store_of
 
 import featcache
 from featcache import FeatureLoader
+from featcache.adoption.place import UrlPlace
 from featcache.cli import main
 from featcache.errors import (
     AdoptionError,
@@ -33,7 +34,7 @@ from featcache.errors import (
     CorruptCacheError,
     RemoteError,
 )
-from featcache.remote import RemoteOptions, RemotePlace, requests_to
+from featcache.remote import RemoteOptions, RemotePlace, options_with_pages, requests_to
 
 RNG, DIMS = np.random.default_rng(3), 64
 ARRAYS: dict[str, NDArray[np.float32]] = {
@@ -511,6 +512,26 @@ def test_an_object_that_changes_while_it_is_indexed_is_an_error(
     server.fault = replaced
     with pytest.raises(AdoptionError, match="changed while it was read"):
         featcache.adopt(f"{server.url}/feats.h5", tmp_path / "c", remote=options(tmp_path))
+
+
+def test_an_object_that_another_thread_saw_otherwise_is_not_mixed_with_it(
+    server: RangeServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "served" / "feats.h5"
+    before = path.read_bytes()
+    place = UrlPlace(server.url, options_with_pages(options(tmp_path)))
+
+    def raced(handler: Any, data: bytes, status: int) -> bool:
+        server.fault = None
+        assert place.has("/feats.h5")  # as another thread, which is first
+        path.write_bytes(bytes(len(before)))
+        os.utime(path, ns=(0, 1))
+        handler.answer_file()
+        return True
+
+    server.fault = raced
+    with place.open("feats.h5") as source:
+        assert source.read(0, 100) == before[:100]
 
 
 def test_what_needs_a_disk_says_so(server: RangeServer, tmp_path: Path) -> None:

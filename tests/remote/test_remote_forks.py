@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 import featcache
 from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig
 from featcache.errors import ClosedError
-from featcache.remote import RemoteOptions, requests_to
+from featcache.remote import RemoteOptions, options_with_pages, requests_to
 
 pytest.importorskip("obstore")
 METHODS = ("fork", "spawn", "forkserver")
@@ -171,3 +171,17 @@ def test_what_was_pickled_reads_where_the_pages_have_gone(
 ) -> None:
     cache = copy.copy(opened(server, tmp_path))  # by pickle's protocol
     assert WAYS[way](cache) == pytest.approx(TOTAL)
+
+
+def _pages_of(answers: Any) -> None:
+    answers.put(options_with_pages(RemoteOptions()).pages)
+
+
+def test_pages_of_a_worker_alone_go_with_it() -> None:
+    context: Any = multiprocessing.get_context("fork")  # one of a forkserver ends the same
+    answers = context.SimpleQueue()
+    process = context.Process(target=_pages_of, args=(answers,))
+    process.start()
+    pages = Path(answers.get())
+    process.join(60)
+    assert not pages.exists()

@@ -20,7 +20,16 @@ from range_server import Handler, serving
 
 from featcache.errors import ClosedError, CorruptCacheError
 from featcache.interface import Bytes
-from featcache.remote import Counts, RemoteFiles, RemoteOptions, RemotePlace, Requests, io, ranges
+from featcache.remote import (
+    Counts,
+    RemoteFiles,
+    RemoteOptions,
+    RemotePlace,
+    Requests,
+    files,
+    io,
+    ranges,
+)
 from featcache.remote import pages as module
 from featcache.remote.pages import Pages
 
@@ -365,3 +374,63 @@ def test_weak_etags_are_compared_and_not_sent(pages: Pages, tmp_path: Path) -> N
         with pytest.raises(CorruptCacheError, match="another object"):
             files.read_into(0, 40, out)
     assert sent == [None] * 3
+
+
+@pytest.mark.parametrize("budget_bytes", [0, SIZE])
+def test_an_array_that_the_pages_have_no_room_for_is_read(
+    budget_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MOST_BYTES", 1 << 14)  # several requests, each of which clears
+    data = np.random.default_rng(0).integers(256, size=4 * SIZE, dtype=np.uint8)
+    (tmp_path / "x").write_bytes(data.tobytes())
+    (tmp_path / "pages").mkdir()
+    with serving(tmp_path) as server:
+        requests = Requests(RemotePlace(server.url))
+        remote = files_of(requests, Pages(tmp_path / "pages", budget_bytes, 0), size=len(data))
+        out = np.zeros(3 * SIZE, np.uint8)
+        assert within_5_s(lambda: remote.read_into(0, 100, out)) is None
+        assert np.array_equal(out, data[100 : 100 + len(out)])
+        assert server.nbytes == len(out)  # each byte once
+
+
+def test_where_no_thread_can_be_started_a_read_says_so_and_the_next_one_reads(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = threading.Thread.start
+
+    def none_left(thread: threading.Thread) -> None:
+        if thread.name == "featcache-pages":
+            raise RuntimeError("can't start new thread")
+        plain(thread)
+
+    asked, out = Asked(), np.zeros(10, np.uint8)
+    monkeypatch.setattr(io, "_disk", None)
+    remote = files_of(asked, pages)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        remote.prefetch([(0, 0, 10), (0, 50, 10)])
+        asking = [remote._under_way[0].missing(0, 10)[1][0][1]]
+        asked.answer()
+        assert isinstance(asking[0].exception(timeout=5), RuntimeError)
+    asked.asked.clear()
+    remote.prefetch([(0, 0, 10)])
+    asked.answer()
+    assert within_5_s(lambda: remote.read_into(0, 0, out)) is None
+    assert set(out.tolist()) == {7}
+
+
+def test_ctrl_c_while_a_request_is_handed_on_leaves_none_that_is_never_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x").write_bytes(bytes(9))
+
+    def interrupted() -> object:
+        raise KeyboardInterrupt
+
+    with serving(tmp_path) as server:
+        requests = Requests(RemotePlace(server.url))
+        with monkeypatch.context() as patch:
+            patch.setattr(io, "loop", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                requests.some("x", 0, 9, 9)
+        assert requests.some("x", 0, 9, 9).result(timeout=5) == bytes(9)

@@ -13,8 +13,17 @@ from range_server import Handler, RangeServer, serving
 
 import featcache
 from featcache import CacheWriter, FeatureLoader, FeatureStorageConfig
+from featcache.errors import RemoteError
 from featcache.loading import prefetch
-from featcache.remote import RemoteFiles, RemoteOptions, RemotePlace, files, io, requests_to
+from featcache.remote import (
+    RemoteFiles,
+    RemoteOptions,
+    RemotePlace,
+    Requests,
+    files,
+    io,
+    requests_to,
+)
 from featcache.remote.ranges import Spans, planned
 
 pytest.importorskip("obstore")
@@ -232,3 +241,24 @@ def test_what_a_busy_store_refuses_comes_later_and_slower(
     assert left[0] < 0
     assert 1 <= requests.counts.again <= 5
     assert requests._pace.room < RemoteOptions().concurrency
+
+
+@pytest.mark.parametrize("name", ["train-other-500", "403", "429", "416", "orange"])
+def test_numbers_and_words_in_names_are_no_statuses(name: str, tmp_path: Path) -> None:
+    def refused(handler: Handler, _data: bytes, _status: int) -> bool:
+        handler.answer(502, b"")
+        return True
+
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "x").write_bytes(bytes(9))
+    with serving(tmp_path) as server:
+        server.fault = refused
+        requests = Requests(RemotePlace(f"{server.url}/{name}", RemoteOptions(retry_s=0.1)))
+        for ask in (
+            lambda: requests.front("x", 9),
+            lambda: requests.some("x", 0, 9, 9).result(),
+            lambda: requests.whole("x"),
+        ):
+            with pytest.raises(RemoteError, match="status 502"):
+                ask()
+    assert requests._pace.room == RemoteOptions().concurrency

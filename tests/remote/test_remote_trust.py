@@ -24,7 +24,7 @@ from range_server import Handler, RangeServer, serving
 import featcache
 from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig, inspect
 from featcache.cli import main
-from featcache.errors import CorruptCacheError, FeatcacheError
+from featcache.errors import ConfigError, CorruptCacheError, FeatcacheError
 from featcache.format.columns import Strings
 from featcache.format.files import pack_json, unpack_json
 from featcache.remote import RemoteOptions, RemotePlace, requests_to
@@ -320,3 +320,18 @@ def test_no_secret_is_printed_pickled_logged_or_written(
     everything = [*written.values(), said.out.encode(), said.err.encode(), caplog.text.encode()]
     for secret in (b"CANARY", SECRETS["AZURE_STORAGE_ACCOUNT_KEY"].encode()):
         assert not [data[:200] for data in everything if secret in data]
+
+
+@pytest.mark.parametrize(
+    "given", ["https://me:SECRET@a.example", "https://a.example?sig=SECRET", "https://a#SECRET"]
+)
+def test_an_endpoint_with_a_secret_is_refused_without_it(given: str) -> None:
+    with pytest.raises(ConfigError, match="logged and pickled") as refused:
+        RemoteOptions(endpoint=given)
+    assert "SECRET" not in str(refused.value)
+
+
+def test_a_url_without_a_host_is_refused_without_its_query() -> None:
+    with pytest.raises(ConfigError, match="no bucket or host") as refused:
+        RemotePlace.of("https:///train?sig=SECRET")
+    assert "SECRET" not in str(refused.value)

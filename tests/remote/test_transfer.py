@@ -22,7 +22,7 @@ from featcache.errors import CacheError, CorruptCacheError, NotACacheError
 from featcache.format.files import pack_json, unpack_json
 from featcache.format.manifest import read_manifest
 from featcache.remote import RemoteOptions, Requests
-from featcache.transfer import pull, push, sync
+from featcache.transfer import pull, push, sync, to_disk
 
 
 def write(path: Path, ids: range, backend: str = "memmap") -> None:
@@ -258,6 +258,45 @@ def test_what_was_damaged_on_the_way_is_not_published(
     with pytest.raises(CorruptCacheError, match="pull it again"):
         pull(f"{bucket}/train", tmp_path / "copy", remote=how)
     assert not (tmp_path / "copy" / "featcache.json").exists()
+
+
+def test_what_was_fetched_before_a_stop_is_compared_too(
+    bucket: str,
+    how: RemoteOptions,
+    tmp_path: Path,
+    endpoint: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write(tmp_path / "c", range(3))
+    push(tmp_path / "c", f"{bucket}/train", remote=how)
+    (file,) = (tmp_path / "c").glob("parts/*/x.npy")
+    name = f"train/{file.relative_to(tmp_path / 'c').as_posix()}"
+    obstore.put(store_of(bucket, endpoint), name, file.read_bytes()[:-1] + b"?")
+
+    def stopped(_self: object, _names: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(to_disk.Pull, "_link", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            pull(f"{bucket}/train", tmp_path / "copy", remote=how)
+    with pytest.raises(CorruptCacheError, match="pull it again"):
+        pull(f"{bucket}/train", tmp_path / "copy", remote=how)
+    assert not (tmp_path / "copy" / "featcache.json").exists()
+
+
+def test_a_damaged_container_is_not_pushed_and_the_right_one_is(
+    bucket: str, how: RemoteOptions, tmp_path: Path
+) -> None:
+    write(tmp_path / "c", range(3))
+    (file,) = (tmp_path / "c").glob("parts/*/x.npy")
+    right = file.read_bytes()
+    file.write_bytes(right[:-1] + b"?")
+    with pytest.raises(CorruptCacheError, match="not pushed"):
+        push(tmp_path / "c", f"{bucket}/train", remote=how)
+    file.write_bytes(right)
+    push(tmp_path / "c", f"{bucket}/train", remote=how)
+    featcache.open(f"{bucket}/train", remote=how, verify="arrays")
 
 
 def test_the_later_generation_is_copied_to_the_earlier_one(
