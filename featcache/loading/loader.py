@@ -283,7 +283,7 @@ class FeatureLoader(Generic[T]):
         dtypes: dtypes to convert features to, e.g. {"ssl": "float32"} or {"ssl": torch.float32};
             else as declared.
         transform: called with each item and a generator, `transform(item, rng)`, in the reading
-            threads; see `FeatureDataset`.
+            threads, side by side for several batches; see `FeatureDataset`.
         layout: "padded", "packed" for batches without padding, "jagged" for nested tensors, or an
             object of `featcache.loading` with settings; see `FeatureDataset`. By default packed for
             a `PackedBatchSampler`, else padded, to the lengths of a batch sampler with `pad_to`.
