@@ -11,12 +11,13 @@ import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import numpy as np
 
+from featcache._cached import cached_property
 from featcache.adoptable import ByteSource, Value
 from featcache.container_files import read_at
 from featcache.errors import (

@@ -134,6 +134,8 @@ class Containers:
 
     def _copy_mapped(self, pieces: Sequence[Piece], places: Places) -> bool:
         """Copy pieces that lie mapped; False: not all do, or the system does not copy so."""
+        if len({container for container, _, _ in pieces}) > self._most_open:
+            return False
         files, addresses = [], []
         for container, offset, nbytes in pieces:
             file = self._file(container)

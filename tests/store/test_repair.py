@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 import featcache
-from featcache import CacheWriter, FeatureStorageConfig, container_files
+from featcache import CacheWriter, FeatureStorageConfig
 from featcache.container_files import PAGE_BYTES, read_at
 from featcache.errors import CacheError, CacheLockedError, CorruptCacheError
 from featcache.format.columns import ColumnFile
@@ -536,7 +536,6 @@ def test_pages_that_the_disk_cannot_read_are_damaged_ones(
         return reads
 
     with monkeypatch.context() as patch:
-        patch.setattr("featcache.reading.verify.bytes_at", failing(container_files.bytes_at))
         for module in ("format.index", "reading.containers"):
             patch.setattr(f"featcache.{module}.read_at", failing(read_at))
         outcome = repair(plain, dry_run=True)
