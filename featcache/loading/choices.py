@@ -14,10 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from featcache.errors import ConfigError
-from featcache.format.columns import ends_of
-from featcache.interface import Ints, storage_dtype
+from featcache.interface import Bytes, Ints, storage_dtype
 from featcache.reading.containers import Wanted
-from featcache.reading.places import Places
 from featcache.tables.columns import mixed
 from featcache.tables.order import drawn
 from featcache.tables.table import FeatureTable
@@ -150,9 +148,9 @@ class Choices:
         name: str,
         span: tuple[Ints, Ints],
         draw: Draw,
-        out: Places,
+        out: Sequence[Bytes],
     ) -> None:
-        """Read frames of each row into its place, zeros behind them."""
+        """Read frames of each row into the bytes of a row of `out`, zeros behind them."""
         if name in self.layers:
             self._read_layers(rows, self.layers[name], span, out)
             return
@@ -161,7 +159,7 @@ class Choices:
             self._table.read_into(rows, name, starts, lengths, out)
             return
         for stored, places in self._chosen(name, rows, draw):
-            some = out.some(places)
+            some = [out[place] for place in places.tolist()]
             self._table.read_into(rows[places], stored, starts[places], lengths[places], some)
 
     def want(
@@ -183,13 +181,12 @@ class Choices:
         rows: Ints,
         stored: Sequence[str],
         span: tuple[Ints, Ints],
-        out: Places,
+        out: Sequence[Bytes],
     ) -> None:
         size = storage_dtype(self._table.dtype(stored[0])).itemsize
         frame_bytes = size * math.prod(self._table.dims(stored[0]))
         for number, name in enumerate(stored):
-            ends = ends_of(span[1] * frame_bytes)
-            read = Places.between(np.empty(int(ends[-1]), np.uint8), ends)
+            read = [np.empty(n * frame_bytes, np.uint8) for n in span[1].tolist()]
             self._table.read_into(rows, name, *span, read)
             for row, layer, frames in zip(out, read, span[1].tolist(), strict=True):
                 end = frames * frame_bytes * len(stored)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,9 +14,8 @@ import torch
 from featcache._checks import whole_number
 from featcache.errors import ConfigError, MissingDependencyError, UnknownNameError, nearest
 from featcache.format.columns import ends_of
-from featcache.interface import Ints
+from featcache.interface import Bytes, Ints
 from featcache.loading.memory import Allocate, Shape
-from featcache.reading.places import Places
 from featcache.samplers.padded_lengths import PadTo, checked_pad_to, padded_length
 
 Batch = dict[str, Any]
@@ -180,10 +180,10 @@ def numbers(values: Ints, dtype: torch.dtype, allocate: Allocate) -> torch.Tenso
     return made
 
 
-def places_of(values: torch.Tensor, ends: Ints) -> Places:
-    """Return each utterance's place in the memory of a contiguous tensor."""
+def places_of(values: torch.Tensor, ends: Ints) -> list[Bytes]:
+    """Return the memory of each utterance's place in a contiguous tensor, as a row of bytes."""
     # numpy has no bfloat16
     bits = values.view(torch.int16) if values.dtype == torch.bfloat16 else values
     data = bits.view(-1).numpy().view(np.uint8)
     frame_bytes = len(data) // max(int(ends[-1]), 1)
-    return Places.between(data, ends * frame_bytes)
+    return [data[begin:end] for begin, end in pairwise((ends * frame_bytes).tolist())]

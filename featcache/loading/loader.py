@@ -259,12 +259,11 @@ _OF_THE_DATASET = "give it to a FeatureDataset, which the loader and the sampler
 class FeatureLoader(Generic[T]):
     """Iterable over batches of a cache, as `FeatureDataset.__getitems__` makes them.
 
-    Threads of this process read ahead: they copy straight from the mapped files into the batch, on
-    Linux all of it in one call that needs no lock of the interpreter. No worker process, no copy
-    between processes. The memory of a batch is used again once nothing refers to it. Threads live
-    only while there is something to read: none is left behind by an iteration that ends before its
-    time. One thread iterates over it, whose place is the loader's; forks and pickles have a place
-    of their own.
+    Threads of this process read ahead: they copy straight from the mapped files into the batch,
+    while numpy lets go of the interpreter lock. No worker process, no copy between processes. The
+    memory of a batch is used again once nothing refers to it. Threads live only while there is
+    something to read: none is left behind by an iteration that ends before its time. One thread
+    iterates over it, whose place is the loader's; forks and pickles have a place of their own.
 
     Args:
         source: a cache or its path, a table, a `FeatureDataset`, or some items of one, as
@@ -290,10 +289,9 @@ class FeatureLoader(Generic[T]):
         arrays: "torch", or "numpy" for NumPy arrays in place of tensors.
         collate: makes of each batch what the loop gets, in the reading threads, e.g.
             `featcache.interop.speechbrain.padded_batch`.
-        threads: number of batches that are read side by side ahead, by one of them alone while two
-            for each wait; 0 reads each when it is asked for. Two are enough for what is mapped from
-            a local disk; codecs, a `transform`, network file systems and `mapped=False` may want
-            more.
+        threads: number of batches that are read side by side ahead; 0 reads each when it is asked
+            for. One is enough for what is mapped from a local disk; codecs, a `transform`,
+            network file systems and `mapped=False` may want more.
         prefetch_bytes: most bytes of the batches that are read ahead and wait.
         pin_memory: read into memory that a GPU can copy from while the CPU goes on; by default for
             a CUDA `device`.
@@ -333,7 +331,7 @@ class FeatureLoader(Generic[T]):
         layout: str | Layout | None = None,
         arrays: Literal["torch", "numpy"] = "torch",
         collate: Callable[[Batch], T] | None = None,
-        threads: int = 2,
+        threads: int = 1,
         prefetch_bytes: int = 256 << 20,
         pin_memory: bool | None = None,
         device: torch.device | str | None = None,

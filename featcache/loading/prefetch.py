@@ -12,7 +12,6 @@ from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from os import getpid
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
@@ -21,7 +20,6 @@ from featcache.reading.containers import Wanted
 
 MOST_AHEAD = 64
 PLANS_AHEAD = 4  # beside one for each thread: to take one from its iterator is quick
-ENOUGH = 2  # results for each thread: while so many wait, one thread goes on alone
 R = TypeVar("R")
 
 
@@ -81,8 +79,7 @@ class Prefetch(Iterator[R]):
 
     Args:
         plans: each returns the bytes of its result, and the function that makes it.
-        threads: number of plans and jobs at a time; 0 does each when its result is asked for. One
-            goes on alone while `ENOUGH` results for each of them wait.
+        threads: number of plans and jobs at a time; 0 does each when its result is asked for.
         most_bytes: most bytes of the results that wait or are worked on; at least one job is done
             in any case, and `MOST_AHEAD` at most.
         watchdog_s: seconds of waiting for a result after which `watch` is called, once; without
@@ -263,22 +260,13 @@ class Prefetch(Iterator[R]):
     def _start_threads(self) -> None:
         work = len(self._to_plan)
         work += not self._is_filling and any(map(self._fits, self._to_do))
-        while self._busy < min(self._most_now(), len(self._at_work) + work):
+        while self._busy < min(self._most_threads, len(self._at_work) + work):
             # as a daemon: else the interpreter would wait at its end until all that was begun is
             # done
             thread = threading.Thread(target=self._work, name="featcache-loader", daemon=True)
             thread.start()
             self._busy += 1
             self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
-
-    def _most_now(self) -> int:
-        """Return how many threads may work: others would take the processor from the caller."""
-        enough = ENOUGH * self._most_threads
-        first = list(islice(self._slots, enough))
-        waits = len(first) == enough and all(slot.result.done() for slot in first)
-        # requests are begun without delay: their answers take none of the processor
-        alone = waits and self._together is None
-        return min(self._most_threads, 1) if alone else self._most_threads
 
     def _fits(self, slot: _Slot[R]) -> bool:
         return self._bytes + slot.nbytes <= self._most_bytes or slot is self._slots[0]
@@ -342,8 +330,6 @@ class Prefetch(Iterator[R]):
 
         Plans that are made together come first: jobs wait for what they begin.
         """
-        if len(self._at_work) >= max(self._most_now(), 1):
-            return []
         if self._together is not None and self._to_plan:
             if self._taken < self._round_ends and self._plans is not None:
                 return []  # more are being taken

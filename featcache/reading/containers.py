@@ -22,7 +22,6 @@ from featcache.errors import CacheError, ClosedError, CorruptCacheError, Featcac
 from featcache.format.files import open_within, read_remedy, remedy
 from featcache.format.index import ContainerColumns
 from featcache.interface import Bytes
-from featcache.reading.places import Places
 from featcache.reading.roots import AdoptedFiles, State, state_now
 from featcache.remote import Counts, RemoteFiles, requests_to
 
@@ -111,18 +110,15 @@ class Containers:
         else:
             file.read_into(offset, out)
 
-    def read_many(self, pieces: Sequence[Piece], places: Places) -> None:
-        """Copy pieces, each to the front of a place; prefetches them first."""
+    def read_many(self, pieces: Sequence[Piece], outs: Iterable[Bytes]) -> None:
+        """Copy pieces, each to the front of one of `outs`; prefetches them first."""
         self.at(pieces)
         if (remote := self._remote_of_all(pieces)) is not None:
-            remote.read_many(self._checked(pieces), places)
+            remote.read_many(self._checked(pieces), outs)
             return
         self.prefetch(pieces)
-        # what is not in memory is copied one by one, so that `being_read` knows which is awaited
-        if not (self._missed or self.is_remote) and self._copy_mapped(pieces, places):
-            return
         me = get_ident()
-        for out, piece in zip(places, pieces, strict=True):
+        for out, piece in zip(outs, pieces, strict=True):
             self._at[me] = piece
             container, offset, nbytes = piece
             file = self._file(container)
@@ -131,24 +127,6 @@ class Containers:
                 self.read_into(container, offset, out[:nbytes])
             else:
                 out[:nbytes] = mapped[offset : offset + nbytes]
-
-    def _copy_mapped(self, pieces: Sequence[Piece], places: Places) -> bool:
-        """Copy pieces that lie mapped; False: not all do, or the system does not copy so."""
-        if len({container for container, _, _ in pieces}) > self._most_open:
-            return False
-        files, addresses = [], []
-        for container, offset, nbytes in pieces:
-            file = self._file(container)
-            if file.mapped is None or not 0 <= offset <= len(file.mapped) - nbytes:
-                return False
-            files.append(file)  # which stays mapped until all is copied
-            addresses.append(file.address + offset)
-        try:
-            return places.fill(addresses, [nbytes for _, _, nbytes in pieces])
-        except OSError:  # a read of the file tells what is wrong
-            for file, out, (_, offset, nbytes) in zip(files, places, pieces, strict=True):
-                file.read_into(offset, out[:nbytes])
-            return True
 
     @property
     def lie_afar(self) -> bool:
@@ -337,7 +315,6 @@ class Containers:
         if self._mapped and size:
             file.memory = memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
             file.mapped = np.frombuffer(file.memory, np.uint8)
-            file.address = file.mapped.ctypes.data
         return file
 
 
@@ -347,7 +324,6 @@ class _File:
     def __init__(self, descriptor: int, path: str, state: State | None) -> None:
         self.mapped: Bytes | None = None
         self.memory: memoryview | None = None  # the same: arrays are made of it in less time
-        self.address = 0  # of the same
         self.used = True
         self.state = state  # of an adopted file, when it was opened
         self.looked_at = time.monotonic()
@@ -394,7 +370,6 @@ class _RemoteFile:
     """A container in an object store, read by ranges."""
 
     memory: memoryview | None = None
-    address = 0
     state: State | None = None
 
     def __init__(self, files: RemoteFiles, number: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,6 @@ from featcache.interface import (
     storage_dtype,
 )
 from featcache.reading.containers import Containers, Piece, Wanted
-from featcache.reading.places import Places
 from featcache.reading.roots import NO_ROOTS, AdoptedFiles, Roots
 from featcache.reading.shell import RemoteCache
 from featcache.reading.verify import ContainerPages
@@ -350,10 +349,10 @@ class FeatureArrays:
             (stop - start, *self.dims), self.dtype, source, offset + start * row_bytes
         )
 
-    def read_many(self, rows: Ints, starts: Ints, lengths: Ints, places: Places) -> None:
-        """Copy `lengths` frames of each row, from `starts` on, to the front of its place."""
+    def read_many(self, rows: Ints, starts: Ints, lengths: Ints, outs: Iterable[Bytes]) -> None:
+        """Copy `lengths` frames of each row, from `starts` on, to the front of one of `outs`."""
         try:
-            self._read_many(rows, starts, lengths, places)
+            self._read_many(rows, starts, lengths, outs)
         finally:
             self._containers.at([])
 
@@ -366,17 +365,17 @@ class FeatureArrays:
             pieces = [piece for row in rows.tolist() for piece in self._extents(row)]
         self._containers.want(pieces, wanted)
 
-    def _read_many(self, rows: Ints, starts: Ints, lengths: Ints, places: Places) -> None:
+    def _read_many(self, rows: Ints, starts: Ints, lengths: Ints, outs: Iterable[Bytes]) -> None:
         windows = zip(rows.tolist(), starts.tolist(), lengths.tolist(), strict=True)
         pieces = self._pieces(rows, starts, lengths)
         if pieces is not None:
             if self._checks is not None:
                 for row, start, length in windows:
                     self._check(row, start, start + length)
-            self._containers.read_many(pieces, places)
+            self._containers.read_many(pieces, outs)
             return
         self._containers.prefetch([piece for row in rows.tolist() for piece in self._extents(row)])
-        for (row, start, length), out in zip(windows, places, strict=True):
+        for (row, start, length), out in zip(windows, outs, strict=True):
             frames = out[: length * self._row_bytes].view(self.dtype).reshape(length, *self.dims)
             self._containers.at(self._extents(row, slice(1)))
             self.read_into(row, frames, start)

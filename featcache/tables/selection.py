@@ -20,14 +20,13 @@ from featcache._checks import are_listed, listed_ids
 from featcache._recycled import RECYCLED
 from featcache.errors import ConfigError, KeyNotFoundError, RowError
 from featcache.format.annotation_columns import Column
-from featcache.format.columns import Strings, ends_of
+from featcache.format.columns import Strings
 from featcache.format.files import digest, from_storage
 from featcache.format.index import Hashes
-from featcache.interface import Ints
+from featcache.interface import Bytes, Ints
 from featcache.reading.containers import Wanted
 from featcache.reading.feature_arrays import FeatureArrays, memory_for
 from featcache.reading.generation import Generation
-from featcache.reading.places import Places
 from featcache.registry import is_lossless
 from featcache.stats import FeatureStats
 from featcache.tables.blocks import Block, BlockMember, RowMap, TableBlocks
@@ -319,15 +318,20 @@ class Selection:
         stored = arrays.read(row, start, stop, id=id, copy=copy)
         return from_storage(stored, arrays.declared_dtype, writable=copy)
 
-    def read_into(self, rows: Ints, feature: str, starts: Ints, lengths: Ints, out: Places) -> None:
-        """Read frames of each row into its place; zeros fill the rest."""
+    def read_into(
+        self, rows: Ints, feature: str, starts: Ints, lengths: Ints, out: Sequence[Bytes]
+    ) -> None:
+        """Read frames of each row into the bytes of one of `out`; zeros fill the rest."""
         span = self.span(feature, rows)
         starts = starts if span is None else starts + span[0]
         for arrays, places, inner in self.blocks.by_block(feature, self.below(rows)):
-            arrays.read_many(inner, starts[places], lengths[places], out.some(places))
+            mine = out[places] if isinstance(places, slice) else [out[place] for place in places]
+            arrays.read_many(inner, starts[places], lengths[places], mine)
         itemsize = self.blocks.of_feature(feature)[0].dtype.itemsize
         frame_bytes = itemsize * math.prod(self.blocks.dims(feature))
-        out.clear_behind(lengths * frame_bytes)
+        for row, nbytes in zip(out, (lengths * frame_bytes).tolist(), strict=True):
+            if nbytes < len(row):
+                row[nbytes:] = 0
 
     def want(self, rows: Ints, feature: str, starts: Ints, lengths: Ints, wanted: Wanted) -> None:
         """Add what `read_into` will read of object stores to what is wanted of them."""
@@ -362,10 +366,9 @@ class Selection:
         shape = (*longest, *self.blocks.dims(feature))
         with memory_for(feature, (len(rows), *longest), self.blocks.dims(feature)):
             nbytes = math.prod(shape) * arrays.dtype.itemsize
-            out = RECYCLED.empty((len(rows) * nbytes,), np.dtype(np.uint8))
-        places = Places.between(out, np.arange(len(rows) + 1) * nbytes)
-        self.read_into(rows, feature, np.zeros_like(lengths), lengths, places)
-        data = out.view(arrays.dtype).reshape(len(rows), *shape)
+            out = RECYCLED.empty((len(rows), nbytes), np.dtype(np.uint8))
+        self.read_into(rows, feature, np.zeros_like(lengths), lengths, list(out))
+        data = out.reshape(-1).view(arrays.dtype).reshape(len(rows), *shape)
         return PaddedFeatures(from_storage(data, arrays.declared_dtype), lengths)
 
     def span(self, feature: str, rows: Ints) -> tuple[Ints, Ints] | None:
@@ -494,9 +497,10 @@ def frames_of(arrays: FeatureArrays, rows: Ints, starts: Ints, lengths: Ints) ->
     sizes = lengths * (arrays.dtype.itemsize * math.prod(arrays.dims))
     for row in rows.tolist():
         arrays.check_length(row)
-    ends = ends_of(sizes)
-    data = np.empty(int(ends[-1]), np.uint8)
-    arrays.read_many(rows, starts, lengths, Places.between(data, ends))
+    ends = np.cumsum(sizes)
+    data = np.empty(int(sizes.sum()), np.uint8)
+    outs = [data[e - n : e] for e, n in zip(ends.tolist(), sizes.tolist(), strict=True)]
+    arrays.read_many(rows, starts, lengths, outs)
     frames = data.view(arrays.dtype).reshape(int(lengths.sum()), *arrays.dims)
     return from_storage(frames, arrays.declared_dtype)
 

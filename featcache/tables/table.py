@@ -14,9 +14,8 @@ from featcache._checks import directory, listed_ids
 from featcache.declaration import FEW_FRAMES
 from featcache.errors import CacheError, ConfigError
 from featcache.format.annotation_columns import Column
-from featcache.interface import Ints
+from featcache.interface import Bytes, Ints
 from featcache.reading.opening import CachePath, Expectation, check_complete, open_generation
-from featcache.reading.places import Places
 from featcache.registry import get_toolkit
 from featcache.stats import FeatureStats
 from featcache.tables.columns import (
@@ -312,8 +311,13 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         """
         return self.selection.stats(feature)
 
-    def read_into(self, rows: Ints, feature: str, starts: Ints, lengths: Ints, out: Places) -> None:
-        """Read `lengths` frames from `starts` on of each row into its place, and zeros."""
+    def read_into(
+        self, rows: Ints, feature: str, starts: Ints, lengths: Ints, out: Sequence[Bytes]
+    ) -> None:
+        """Read `lengths` frames from `starts` on of each row into the bytes of one of `out`.
+
+        Zeros fill the rest of these bytes.
+        """
         self.selection.read_into(rows, feature, starts, lengths, out)
 
     def select(self, keys: Iterable[str] | Iterable[int]) -> FeatureTable:

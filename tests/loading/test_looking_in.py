@@ -200,9 +200,7 @@ def test_a_slow_batch_is_told_with_file_and_place(
 
     monkeypatch.setattr(containers.Containers, "_file", slowly)
     opened = featcache.open(tmp_path, mapped=mapped)
-    loader: Loader = FeatureLoader(
-        opened, "fbank", batch_sampler=BATCHES, threads=1, watchdog_s=0.1
-    )
+    loader: Loader = FeatureLoader(opened, "fbank", batch_sampler=BATCHES, watchdog_s=0.1)
     with caplog.at_level(logging.WARNING, "featcache"):
         assert batches_of(loader) == BATCHES
     assert len(caplog.messages) == 1

@@ -20,20 +20,12 @@ def plans(
         yield partial(Planned, nbytes, partial(run, number))
 
 
-def reading_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "featcache-loader"]
-
-
-def wait_until(holds: Callable[[], bool]) -> bool:
+def no_reading_threads() -> bool:
     for _ in range(100):
-        if holds():
+        if not [thread for thread in threading.enumerate() if thread.name == "featcache-loader"]:
             return True
         time.sleep(0.02)
     return False
-
-
-def no_reading_threads() -> bool:
-    return wait_until(lambda: not reading_threads())
 
 
 @pytest.mark.parametrize("threads", [0, 1, 2, 5])
@@ -62,28 +54,6 @@ def test_no_more_is_done_ahead_than_the_bytes_allow() -> None:
     assert next(results) == 0
     assert no_reading_threads()  # all that it may do ahead is done
     assert sorted(done) == [0, 1, 2, 3]  # three wait
-
-
-def test_without_threads_none_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading.Thread, "start", None)
-    assert list(Prefetch(plans(9), 0, 1000)) == [*range(9)]
-
-
-def test_one_thread_goes_on_alone_while_enough_results_wait() -> None:
-    begun, go_on = list[int](), threading.Event()
-
-    def work(number: int) -> int:
-        begun.append(number)
-        if number == 5:
-            go_on.wait(10)
-        return number
-
-    results = Prefetch(plans(20, run=work), 2, 1000)
-    assert next(results) == 0
-    assert wait_until(lambda: 5 in begun and len(reading_threads()) == 1)
-    assert max(begun) == 5  # the other thread has ended, though there is more to do
-    go_on.set()
-    assert list(results) == [*range(1, 20)]
 
 
 def test_a_result_that_is_larger_than_the_bound_comes_alone() -> None:
