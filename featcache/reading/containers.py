@@ -203,6 +203,12 @@ class Containers:
             return self._remote
         return self.adopted.remote(container)
 
+    def forget(self, pieces: Iterable[Piece]) -> None:
+        """Remove local copies of bytes that are not what was written, where they are copies."""
+        for container, offset, nbytes in pieces:
+            if (remote := self.remote_of(container)) is not None:
+                remote.forget(container, offset, nbytes)
+
     def _remote_of_all(self, pieces: Sequence[Piece]) -> RemoteFiles | None:
         """Return the files in an object store that all pieces are of; None where some are not."""
         if self._remote is not None or not self.is_remote:

@@ -464,8 +464,15 @@ class FeatureArrays:
         """Raise `CorruptCacheError` unless the bytes of some frames are what was written.
 
         A whole array is compared with its checksum, a window with those of the pages that it lies
-        on.
+        on. Local copies of what is not are removed: the next read asks the store.
         """
+        try:
+            self._compare(row, start, stop)
+        except CorruptCacheError:
+            self._containers.forget(self._extents(row))
+            raise
+
+    def _compare(self, row: int, start: int, stop: int) -> None:
         checks, extents = cast(Checks, self._checks), self._extents(row)
         if start == 0 and stop == self._length[row]:
             if not checks.same_array(extents, int(self._columns.checksum[row])):

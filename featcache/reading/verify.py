@@ -229,6 +229,7 @@ def page_damage(
             yield str(error)
         return  # told by `container_damage`
     if arrays or wrong is not None:
+        containers.forget([(container, 0, int(index.containers.sizes[container]))])
         numbers = None if wrong is None else tuple(wrong.tolist())
         yield PageDamage(known.file(container), numbers, arrays)
 

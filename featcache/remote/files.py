@@ -232,6 +232,10 @@ class RemoteFiles:
         """Keep the first bytes of a file, which came in another way."""
         self._pages.write(self._key(file), 0, data)
 
+    def forget(self, file: int, offset: int, nbytes: int) -> None:
+        """Remove pages that are not what was written: the store may have it, now or again."""
+        self._pages.remove(self._key(file), offset, offset + nbytes)
+
     def _lacking(self, pieces: Iterable[Piece], most_bytes: int) -> list[Piece]:
         """Return what is not here of some pieces, until it is `most_bytes`."""
         found: list[Piece] = []

@@ -172,6 +172,12 @@ class Pages:
                     self._clear(0)
             done += last - first
 
+    def remove(self, key: str, begin: int, end: int) -> None:
+        """Remove the segments that bytes of an object lie in, which are not what was written."""
+        for number, _, _ in _by_segment(begin, end):
+            self._path(key, number).unlink(missing_ok=True)
+        self._forget_removed()
+
     def close(self) -> None:
         """Close all segments."""
         with self._lock:
@@ -242,6 +248,9 @@ class Pages:
             with contextlib.suppress(OSError):
                 path.unlink()
                 over -= nbytes
+        self._forget_removed()
+
+    def _forget_removed(self) -> None:
         with self._lock:  # their bytes are free once nobody has them open
             for place in [place for place, each in self._segments.items() if each.is_removed()]:
                 del self._segments[place]

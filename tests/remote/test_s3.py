@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,11 +52,20 @@ def test_damage_in_a_bucket_is_noticed_where_reads_are_checked(
         for each in page
         if each["path"].endswith(".npy")
     )
-    data = bytearray(bytes(obstore.get(store, there).bytes()))
+    right = bytes(obstore.get(store, there).bytes())
+    data = bytearray(right)
     data[-3] ^= 1
     obstore.put(store, there, bytes(data))
     with pytest.raises(CorruptCacheError, match="damaged"):
         cache.read("utt-11", "x")
+    obstore.put(store, there, right)  # pages are the same, and hold no byte of the damaged one
+    again = featcache.open(train, remote=how, check_reads=True)
+    assert np.array_equal(again.read("utt-11", "x"), ARRAYS["utt-11"])
+    obstore.put(store, there, bytes(data))
+    with pytest.raises(CorruptCacheError, match="damaged"):
+        featcache.open(train, remote=replace(how, pages=tmp_path / "others"), verify="arrays")
+    obstore.put(store, there, right)
+    featcache.open(train, remote=replace(how, pages=tmp_path / "others"), verify="arrays")
 
 
 def test_a_bucket_that_is_not_there_is_said(bucket: str, endpoint: str, tmp_path: Path) -> None:
