@@ -21,6 +21,7 @@ from featcache.errors import CacheError
 from featcache.remote import RemoteOptions, requests_to
 
 FRAME_S = 0.01
+STALLED_S = 0.3  # after which an answer is given up
 ARRAYS = {
     f"utt-{number}": np.random.default_rng(number).normal(size=(40 + number, 8)).astype(np.float32)
     for number in range(8)
@@ -50,7 +51,7 @@ def _another(handler: Handler, data: bytes, status: int) -> bool:
 
 
 def _stall(_handler: Handler, _data: bytes, _status: int) -> bool:
-    time.sleep(0.3)
+    time.sleep(2 * STALLED_S)
     return True
 
 
@@ -120,8 +121,11 @@ SCENES = ("open", "epoch", "windows", "refresh", "verify")
 class Scene:
     """A cache behind a URL, and what is done with it while a request fails."""
 
-    def __init__(self, name: str, server: RangeServer, root: Path, number: int) -> None:
+    def __init__(
+        self, name: str, server: RangeServer, root: Path, number: int, kind: str = ""
+    ) -> None:
         self.name, self.server = name, server
+        self.timeout_s = STALLED_S if kind == "stall" else 10.0  # a busy machine answers late
         self.path = root / "bucket" / f"{name}-{number}"
         self.url = f"{server.url}/{self.path.name}"
         self.pages = root / "pages" / self.path.name
@@ -134,7 +138,7 @@ class Scene:
             featcache.open(self.path).delete(["utt-2"])
 
     def _opened(self, verify: str | None) -> featcache.Cache:
-        how = RemoteOptions(pages=self.pages, retry_s=0.1, timeout_s=0.15)
+        how = RemoteOptions(pages=self.pages, retry_s=0.1, timeout_s=self.timeout_s)
         return featcache.open(self.url, remote=how, verify=verify)  # type: ignore[arg-type]
 
     def run(self, *, anew: bool = False) -> None:
@@ -179,7 +183,7 @@ def test_a_fault_at_each_request_gives_no_wrong_byte_and_passes(
     while hit:
         number += 1
         with serving(tmp_path / "bucket") as server:
-            scene = Scene(name, server, tmp_path, number)
+            scene = Scene(name, server, tmp_path, number, kind)
             faulty = Faulty(server, KINDS[kind], number - 1, 1)
             errors = [error for anew in (False, False, True) if (error := _error(scene, anew))]
             assert all(scene.url in str(error) for error in errors), errors
@@ -199,7 +203,7 @@ def test_a_store_that_does_not_answer_any_more_is_an_error_soon(
     (tmp_path / "bucket").mkdir()
     for number in range(_requests(name, tmp_path)):
         with serving(tmp_path / "bucket") as server:
-            scene = Scene(name, server, tmp_path, number + 1)
+            scene = Scene(name, server, tmp_path, number + 1, kind)
             faulty = Faulty(server, KINDS[kind], number, 1000)
             error = _error(scene, anew=False)
             assert (error is not None) == faulty.hit  # windows may come in fewer requests
