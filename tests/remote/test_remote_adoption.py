@@ -571,5 +571,5 @@ def test_a_header_of_a_folder_costs_a_request(
     featcache.adopt(f"{bucket}/dump", tmp_path / "c", remote=how)
     looked_for = 3  # no file is called as the folder, and no cache is there or around it
     counts = requests_to(RemotePlace.of(bucket, how)).counts
-    twice = 2  # what comes while it is looked for may be asked for again
-    assert counts.gets - counts.hedges <= looked_for + len(ARRAYS) + twice
+    # what comes while it is looked for may be asked for again
+    assert counts.gets - counts.hedges <= looked_for + 2 * len(ARRAYS)
