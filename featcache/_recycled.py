@@ -99,9 +99,10 @@ class RecycledMemory:
         held: list[Bytes] = []
         try:
             for _ in range(LOOK_AT_LAST):
-                held.append(blocks.pop())
-                if references(held[-1]) <= ALONE:
-                    return held.pop()
+                block = blocks.pop()
+                if references(block) <= ALONE:  # a variable's: as `ALONE` was counted
+                    return block
+                held.append(block)
         finally:
             blocks.extend(reversed(held))
         for _ in range(LOOK_AT):
