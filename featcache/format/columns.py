@@ -65,9 +65,13 @@ class Strings:
         return self.ends.data, self.data.data
 
     def __getitem__(self, row: int) -> str:
+        return self.some([row])[0]
+
+    def some(self, rows: Sequence[int]) -> list[str]:
+        """Return the strings of some rows."""
         ends, data = self.views
         try:
-            return str(data[ends[row] : ends[row + 1]], "utf-8")
+            return [str(data[ends[row] : ends[row + 1]], "utf-8") for row in rows]
         except UnicodeDecodeError as error:
             raise CorruptCacheError(f"{DAMAGED}: {error}") from error
 

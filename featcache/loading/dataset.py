@@ -381,7 +381,7 @@ class FeatureDataset(Dataset[Item]):
         return batch
 
     def _ids(self, plan: BatchPlan) -> list[str]:
-        return [self.table.id(row) for row in plan.rows.tolist()]
+        return self.table.selection.ids_of(plan.rows)
 
     def _values(self, plan: BatchPlan, name: str, shape: Shape, allocate: Allocate) -> torch.Tensor:
         """Read a feature into one tensor."""

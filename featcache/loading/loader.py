@@ -290,8 +290,9 @@ class FeatureLoader(Generic[T]):
         collate: makes of each batch what the loop gets, in the reading threads, e.g.
             `featcache.interop.speechbrain.padded_batch`.
         threads: number of batches that are read side by side ahead; 0 reads each when it is asked
-            for. One is enough for what is mapped from a local disk; codecs, a `transform`,
-            network file systems and `mapped=False` may want more.
+            for. One is enough for what is mapped from a local disk (a loop that does nothing
+            between batches reads them itself); codecs, a `transform`, network file systems and
+            `mapped=False` may want more.
         prefetch_bytes: most bytes of the batches that are read ahead and wait.
         pin_memory: read into memory that a GPU can copy from while the CPU goes on; by default for
             a CUDA `device`.
@@ -504,7 +505,7 @@ class FeatureLoader(Generic[T]):
         """
         table = self.dataset.table
         keys = [key_and_part(index)[0] for index in self._position.batch(step)]
-        return [table.id(row) for row in table.numbers(keys).tolist()]
+        return table.selection.ids_of(table.numbers(keys))
 
     def metrics(self) -> dict[str, float]:
         """Return how the running, or the last, iteration does, for a logger: numbers by name.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import threading
 import time
 import weakref
@@ -20,6 +21,7 @@ from featcache.reading.containers import Wanted
 
 MOST_AHEAD = 64
 PLANS_AHEAD = 4  # beside one for each thread: to take one from its iterator is quick
+HAND_OVER_S = 1e-4  # that a result takes from a thread to the loop, beside the work
 R = TypeVar("R")
 
 
@@ -75,7 +77,8 @@ class Prefetch(Iterator[R]):
     Plans are taken from their iterator in the caller's thread, and carried out in the others: the
     job that a plan returns is done there when there is room for its result. Threads live only while
     there is something to do: an iteration that is left, by an exception or otherwise, leaves none
-    behind once the few jobs that were begun are done.
+    behind once the few jobs that were begun are done. A loop that asks again within `HAND_OVER_S`
+    has nothing to do meanwhile: instead of one thread it does the next one itself.
 
     Args:
         plans: each returns the bytes of its result, and the function that makes it.
@@ -120,6 +123,8 @@ class Prefetch(Iterator[R]):
         self._to_do: list[_Slot[R]] = []  # planned
         self._bytes = 0
         self._threads: list[threading.Thread] = []
+        self._handed_at = -math.inf  # when the last result was
+        self._is_alone = not threads  # the caller's thread does the work itself, for now
         self._busy = 0  # threads that look for more to do when they are done
         self._at_work: set[int] = set()  # idents of the threads that are at a plan or a job
         # reentrant: the garbage collector may close an iteration in any thread, at any moment
@@ -141,6 +146,9 @@ class Prefetch(Iterator[R]):
                 "this iteration belongs to the process that began it; begin another one in this "
                 "process"
             )
+        asked_at = time.perf_counter()
+        if self._most_threads == 1 and self._together is None and self._watchdog_s is None:
+            self._is_alone = asked_at - self._handed_at < HAND_OVER_S
         self._take_plans()
         with self._state:
             if not self._slots:
@@ -159,17 +167,17 @@ class Prefetch(Iterator[R]):
                 self._bytes -= slot.nbytes
             self.handed.add(slot)
             self._take_plans()
+            self._handed_at = time.perf_counter()
 
     def _result(self, slot: _Slot[R]) -> R:
         began = time.perf_counter()
-        if not self._most_threads:
-            self._busy += 1
-            self._work()
+        if self._is_alone and not slot.result.done():
+            self._work(slot)
         if self._watchdog_s is not None and self._watch is not None:
-            if self._most_threads:
-                late = not wait([slot.result], self._watchdog_s).done
-            else:
+            if self._is_alone:
                 late = slot.work_s > self._watchdog_s
+            else:
+                late = not wait([slot.result], self._watchdog_s).done
             if late:
                 self._watch(slot.thread, time.perf_counter() - began)
         return slot.result.result()
@@ -258,6 +266,8 @@ class Prefetch(Iterator[R]):
             self._start_threads()
 
     def _start_threads(self) -> None:
+        if self._is_alone:
+            return
         work = len(self._to_plan)
         work += not self._is_filling and any(map(self._fits, self._to_do))
         while self._busy < min(self._most_threads, len(self._at_work) + work):
@@ -271,15 +281,15 @@ class Prefetch(Iterator[R]):
     def _fits(self, slot: _Slot[R]) -> bool:
         return self._bytes + slot.nbytes <= self._most_bytes or slot is self._slots[0]
 
-    def _work(self) -> None:
+    def _work(self, until: _Slot[R] | None = None) -> None:
+        """Do what there is to do; in the caller's thread until there is a result."""
         me = threading.get_ident()
         while True:
             with self._state:
                 self._at_work.discard(me)
                 self._state.notify_all()
-                slots = self._next_slots()
+                slots = self._next_of_thread() if until is None else self._next_until(until)
                 if not slots:
-                    self._busy -= 1
                     return
                 self._at_work.add(me)
             for slot in slots:
@@ -324,6 +334,17 @@ class Prefetch(Iterator[R]):
                 else:
                     slot.job, slot.nbytes = job, job.nbytes
                     self._to_do.append(slot)
+
+    def _next_of_thread(self) -> list[_Slot[R]]:
+        """Return what a thread does next; it ends where that is nothing."""
+        slots = [] if self._is_alone else self._next_slots()
+        self._busy -= not slots
+        return slots
+
+    def _next_until(self, until: _Slot[R]) -> list[_Slot[R]]:
+        """Return what the caller's thread does next, once no other is at something."""
+        self._state.wait_for(lambda: not self._at_work)
+        return [] if until.result.done() else self._next_slots()
 
     def _next_slots(self) -> list[_Slot[R]]:
         """Return the one to be done next, else those to be planned; none where there is no room.

@@ -181,6 +181,10 @@ class Block:
         rows = self.members[0].rows
         return self._index.id(row if rows is None else int(rows.below[row]))
 
+    def ids_of(self, rows: Ints) -> list[str]:
+        """Return the ids of some rows."""
+        return self._index.ids.some(self.members[0].inner(rows).tolist())
+
     def packed_ids(self, rows: Ints) -> Strings:
         """Return the ids of some rows, without an object of each."""
         return self._index.ids.take(self.members[0].inner(rows))

@@ -206,6 +206,12 @@ class Selection:
         block, inner = self.place(row)
         return block.id(inner)
 
+    def ids_of(self, rows: Ints) -> list[str]:
+        """Return the ids of some rows: of one cache, in half the time of `id` for each."""
+        if self.cuts is not None or len(self.blocks.blocks) > 1:
+            return [self.id(row) for row in rows.tolist()]
+        return self.blocks.blocks[0].ids_of(self.below(rows))
+
     def packed_ids(self, rows: Ints) -> Strings:
         """Return the ids of some rows, without an object of each."""
         if self.cuts is not None:
@@ -541,10 +547,13 @@ def chosen_rows(selection: Selection, keys: Iterable[str] | Iterable[int]) -> In
 
 def rows_of_keys(selection: Selection, keys: Sequence[int | str]) -> Ints:
     """Return the rows that ids or row numbers, also mixed, stand for."""
-    places = [place for place, key in enumerate(keys) if isinstance(key, str)]
-    if len(places) == len(keys):
-        return selection.rows(cast(Sequence[str], keys))
-    numbers = [0 if isinstance(key, str) else _whole(key) for key in keys]
+    numbers: Sequence[int] = cast(Sequence[int], keys)
+    places: list[int] = []
+    if set(map(type, keys)) != {int}:  # which those of samplers are
+        places = [place for place, key in enumerate(keys) if isinstance(key, str)]
+        if len(places) == len(keys):
+            return selection.rows(cast(Sequence[str], keys))
+        numbers = [0 if isinstance(key, str) else _whole(key) for key in keys]
     for end in (min(numbers), max(numbers)):
         selection.check(end)
     rows = np.array(numbers, np.int64)

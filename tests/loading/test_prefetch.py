@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import numpy as np
 import pytest
 
+from featcache.loading import prefetch
 from featcache.loading.prefetch import Plan, Planned, Prefetch
 
 
@@ -228,3 +231,90 @@ def test_errors_of_plans_made_together_end_nothing() -> None:
     finally:
         sys.setswitchinterval(interval)
     assert list(results) == []
+
+
+def test_a_loop_with_nothing_else_to_do_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = threading.get_ident()
+
+    def done_in(number: int) -> int:
+        return threading.get_ident()
+
+    monkeypatch.setattr(prefetch, "HAND_OVER_S", math.inf)  # any loop is quicker
+    first, _, *others = Prefetch(plans(30, run=done_in), 1, 1)
+    assert first != loop  # nor need the second be, which there was time for
+    assert set(others) == {loop}
+    monkeypatch.setattr(prefetch, "HAND_OVER_S", 0.0)  # none is
+    assert loop not in Prefetch(plans(30, run=done_in), 1, 1)
+    assert no_reading_threads()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_loop_may_be_quick_now_and_slow_then(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "HAND_OVER_S", 0.001)
+    random = np.random.default_rng(seed)
+    at_work, most = [0], [0]
+
+    def counted(number: int) -> int:
+        at_work[0] += 1
+        most[0] = max(most[0], at_work[0])
+        time.sleep(0.002 * (number % 3))
+        at_work[0] -= 1
+        if number % 50 == 49:
+            raise ValueError(number)
+        return number
+
+    results, found = Prefetch(plans(200, nbytes=4, run=counted), 1, 12), []
+    while True:
+        try:
+            found.append(next(results))
+        except ValueError as error:
+            found.append(error.args[0])
+        except StopIteration:
+            break
+        if random.random() < 0.3:
+            time.sleep(0.003 * random.random())
+    assert found == [*range(200)]
+    assert most == [1]  # the loop waits for the thread, and the thread leaves it to the loop
+    assert no_reading_threads()
+
+
+def test_a_quick_loop_that_is_closed_by_another_thread_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefetch, "HAND_OVER_S", math.inf)
+    begun = threading.Event()
+
+    def slow(number: int) -> int:
+        if number == 3:
+            begun.set()
+            time.sleep(0.05)
+        return number
+
+    results = Prefetch(plans(10, run=slow), 1, 1)
+
+    def close() -> None:
+        begun.wait()
+        results.close()
+
+    closing = threading.Thread(target=close)
+    closing.start()
+    assert list(results) == [0, 1, 2, 3]
+    closing.join()
+
+
+def test_with_a_watchdog_a_quick_loop_leaves_the_work_to_the_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefetch, "HAND_OVER_S", math.inf)
+    told: list[int] = []
+
+    def stuck(number: int) -> int:
+        for _ in range(10_000 * (number == 3)):
+            if told:
+                break
+            time.sleep(0.001)
+        return number
+
+    watched = Prefetch(plans(5, run=stuck), 1, 1, 0.01, lambda thread, seconds: told.append(thread))
+    assert list(watched) == [*range(5)]
+    assert threading.get_ident() not in told
