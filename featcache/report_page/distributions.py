@@ -26,14 +26,20 @@ from featcache.report_page.charts import (
     short,
 )
 from featcache.report_page.facts import BUCKETS
-from featcache.report_page.lengths import BATCH, Histogram, LengthCounts, histogram, nice_edges
+from featcache.report_page.lengths import (
+    BATCH,
+    LENGTH_BINS,
+    Histogram,
+    LengthCounts,
+    histogram,
+    nice_edges,
+)
 from featcache.report_page.lengths import BUCKETS as BUCKET_NUMBERS
 from featcache.report_page.rules import odd_dims
 from featcache.report_page.values import FeatureValues, Floats
 from featcache.report_page.view import (
     BARS,
     IN_FULL,
-    LENGTH_BINS,
     Child,
     View,
     as_table,

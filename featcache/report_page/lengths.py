@@ -6,6 +6,7 @@ All of it is exact however many utterances there are, and knows no caches.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,8 @@ from featcache.interface import Ints
 MOST_COUNTED = 1 << 24  # frames up to which lengths are counted one by one, without sorting
 BATCH = 32  # utterances, for which padding is told
 BUCKETS = (1, 2, 4, 8, 16, 32)
+LENGTH_BINS = 64
+LONG_TAIL = 3  # times the 98th percentile, where a histogram of lengths ends at 1.5 times that
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,18 @@ def nice_edges(least: float, most: float, bins: int, *, whole: bool) -> NDArray[
         if last - first <= bins:
             return np.arange(first, last + 1, dtype=np.float64) * step
     return np.array([least, most])
+
+
+def length_edges(caches: Sequence[LengthCounts]) -> NDArray[np.float64]:
+    """Return the edges of bins for the lengths of all; a few that are far longer have none."""
+    some = [each for each in caches if len(each.lengths)]
+    if not some:
+        return np.array([0.0, 1.0])
+    least = min(int(each.lengths[0]) for each in some)
+    most = max(int(each.lengths[-1]) for each in some)
+    usual = max(each.quantile(0.98) for each in some)
+    most = most if most <= LONG_TAIL * usual else 3 * usual // 2
+    return nice_edges(least, most, LENGTH_BINS, whole=True)
 
 
 def histogram(

@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 
 from featcache.report_page.charts import Html, element, joined
 from featcache.report_page.facts import CacheFacts
-from featcache.report_page.lengths import LengthCounts, histogram, nice_edges
+from featcache.report_page.lengths import histogram, length_edges
 
-LENGTH_BINS = 64
 IN_FULL = 12  # features; of more, one row each
-LONG_TAIL = 3  # times the 98th percentile, where the histogram ends at 1.5 times that
 Child = str | Iterable[str]
 MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 
@@ -37,7 +35,7 @@ class Scales:
         values: dict[str, tuple[float, float]] = {}
         for name in dict.fromkeys(name for each in caches for name in each.lengths):
             mine = [each.lengths[name] for each in caches if name in each.lengths]
-            edges[name] = _length_edges(mine)
+            edges[name] = length_edges(mine)
             counts = [histogram(each.lengths, each.counts, edges[name]).tallest for each in mine]
             tallest[name] = max(counts, default=0)
         for each in (value for cache in caches for value in cache.values):
@@ -47,17 +45,6 @@ class Scales:
                 was = values.get(each.name, (low, high))
                 values[each.name] = min(was[0], low), max(was[1], high)
         return cls(edges, tallest, values)
-
-
-def _length_edges(caches: Sequence[LengthCounts]) -> NDArray[np.float64]:
-    some = [each for each in caches if len(each.lengths)]
-    if not some:
-        return np.array([0.0, 1.0])
-    least = min(int(each.lengths[0]) for each in some)
-    most = max(int(each.lengths[-1]) for each in some)
-    usual = max(each.quantile(0.98) for each in some)
-    most = most if most <= LONG_TAIL * usual else 3 * usual // 2
-    return nice_edges(least, most, LENGTH_BINS, whole=True)
 
 
 @dataclass(frozen=True)
