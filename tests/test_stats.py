@@ -75,6 +75,18 @@ def test_data_far_from_zero_keeps_its_variance(lengths: list[int], seed: int) ->
     assert_equal_to_two_passes(merged(parts), frames, rtol=1e-9)
 
 
+@pytest.mark.parametrize("dims", [(), (3,), (80,)])
+def test_rounding_that_goes_one_way_in_all_sums_stays_small(dims: tuple[int, ...]) -> None:
+    """Sums of two values alone, at the largest mean for which squares are summed as they are."""
+    random = np.random.default_rng(5)
+    for _ in range(10):
+        middle = random.uniform(0.5, 1, dims)
+        frames = np.tile(np.stack([middle * 1.101, middle * 0.899]), (8192, *[1] * len(dims)))
+        exact = frames.astype(np.longdouble)
+        m2 = ((exact - exact.mean(axis=0)) ** 2).sum(axis=0).astype(np.float64)
+        np.testing.assert_allclose(FeatureStats.of(frames).m2, m2, rtol=1e-12)
+
+
 def test_single_frames_add_up() -> None:
     frames = np.random.default_rng(0).normal(-4, 2, size=(500, 8)).astype(np.float32)
     assert_equal_to_two_passes(
