@@ -34,6 +34,7 @@ from featcache.container_files.system import remove_left as remove_left
 from featcache.container_files.system import start_writing as start_writing
 from featcache.container_files.system import sync_directory as sync_directory
 from featcache.container_files.system import sync_file as sync_file
+from featcache.container_files.system import sync_together as sync_together
 from featcache.container_files.system import write_all as write_all
 from featcache.container_files.system import write_each as write_each
 from featcache.container_files.whole_files import create_durably as create_durably

@@ -7,9 +7,10 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +18,12 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from featcache.container_files.system import (
     calls_of,
-    create,
     named,
     read_at,
     start_writing,
+    sync_directory,
     sync_file,
+    sync_together,
     write_all,
     write_together,
 )
@@ -137,7 +139,8 @@ def append_many(
     container: ContainerWriter, ids: Sequence[str], arrays: Mapping[str, EncodedArrays]
 ) -> Mapping[str, Extents]:
     """Append utterances at once where a format can, else one by one."""
-    if isinstance(container, AppendsMany):
+    # most are known by their class: to look for a protocol costs more than all else here
+    if isinstance(container, (FeatureFilesWriter, AppendsMany)):
         return container.append_many(ids, arrays)
     each = (dict(zip(arrays, of_one, strict=True)) for of_one in zip(*arrays.values(), strict=True))
     extents = [container.append(id, of_one) for id, of_one in zip(ids, each, strict=True)]
@@ -185,6 +188,7 @@ class FeatureFilesWriter:
 
     def __init__(self, files: Mapping[str, FeatureFile]) -> None:
         self._files = files
+        self._many = {name: file for name, file in files.items() if isinstance(file, AppendsArrays)}
 
     def append(self, id: str, arrays: Mapping[str, EncodedArray]) -> dict[str, tuple[Extent, ...]]:
         """Write the arrays of one utterance behind those of the one before."""
@@ -194,7 +198,14 @@ class FeatureFilesWriter:
         self, ids: Sequence[str], arrays: Mapping[str, EncodedArrays]
     ) -> dict[str, Extents]:
         """Write the arrays of many utterances behind those of the one before."""
-        return {name: _append_many(self._files[name], ids, each) for name, each in arrays.items()}
+        placed: dict[str, Extents] = {}
+        for name, of_feature in arrays.items():
+            if name in self._many:
+                placed[name] = self._many[name].append_many(ids, of_feature)
+            else:
+                pairs = zip(ids, of_feature, strict=True)
+                placed[name] = Extents.of([self._files[name].append(*each) for each in pairs])
+        return placed
 
     def write_out(self) -> None:
         """Show other processes all arrays."""
@@ -223,16 +234,10 @@ class FeatureFilesWriter:
         }
 
 
-def _append_many(file: FeatureFile, ids: Sequence[str], arrays: EncodedArrays) -> Extents:
-    if isinstance(file, AppendsArrays):
-        return file.append_many(ids, arrays)
-    return Extents.of([file.append(id, array) for id, array in zip(ids, arrays, strict=True)])
-
-
 class PagedFile:
     """A new file to append to, which knows the digest of each of its pages.
 
-    Its name is durable as soon as it is made. After an error only `abort` may be called.
+    Its name is durable with its first bytes. After an error only `abort` may be called.
 
     Args:
         path: of the file, which must not exist yet.
@@ -242,7 +247,8 @@ class PagedFile:
         self.size = 0  # bytes
         self._gathered = bytearray()  # the last of them, not yet written
         self._on_its_way = 0  # bytes that the system was asked to bring to the disk
-        self._file = create(path)
+        self._file: BinaryIO = path.open("x+b", buffering=0)
+        self._unnamed: Path | None = path.parent  # where its name is not durable yet
         self._digests = array("Q")  # of the pages that are full
         self._last = xxh3_64()  # of the page that is not
         self._filled = 0  # bytes of that
@@ -306,7 +312,11 @@ class PagedFile:
     def flush(self) -> None:
         """Make all that was written durable."""
         self.write_out()
-        sync_file(self._file)
+        if self._unnamed is None:
+            sync_file(self._file)
+        else:
+            sync_together(partial(sync_file, self._file), partial(sync_directory, self._unnamed))
+            self._unnamed = None
 
     def close(self) -> None:
         """Make the file durable and close it."""

@@ -4,29 +4,57 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from featcache.container_files.system import sync_directory, sync_file, write_all
+from featcache.container_files.system import (
+    sync_directory,
+    sync_file,
+    sync_path,
+    sync_together,
+    write_all,
+)
 
 
-def write_durably(path: Path, data: bytes, *, alone: bool = False) -> None:
+def write_durably(
+    path: Path,
+    data: bytes,
+    *,
+    alone: bool = False,
+    after: Sequence[Path] = (),
+    copy: Path | None = None,
+) -> None:
     """Write a whole file by way of a temporary one; its neighbours are durable before it.
 
-    Not so with `alone`: what it names does not lie beside it.
+    Args:
+        path: of the file.
+        data: its bytes.
+        alone: its neighbours are not: what it names does not lie beside it.
+        after: files and directories that are made durable before it is there, too.
+        copy: a second file of these bytes, which is there, durably, before it is.
     """
-    aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # of this writer alone
+    places = [path] if copy is None else [copy, path]
+    asides = [_aside(place) for place in places]
+    neighbours = [] if alone else [path.parent]  # what the file names must not come after it
     try:
-        with aside.open("xb", buffering=0) as file:
-            write_all(file, data)
-            sync_file(file)
-        if not alone:  # what the file names must not come after it
-            sync_directory(path.parent)
-        aside.replace(path)
+        for aside in asides:
+            with aside.open("xb", buffering=0) as file:
+                write_all(file, data)
+        sync_together(*(partial(sync_path, each) for each in [*asides, *after, *neighbours]))
+        for aside, place in zip(asides, places, strict=True):
+            aside.replace(place)
+            sync_directory(place.parent)
     except BaseException:
-        with contextlib.suppress(OSError):
-            aside.unlink()
+        for aside in asides:
+            with contextlib.suppress(OSError):
+                aside.unlink()
         raise
-    sync_directory(path.parent)
+
+
+def _aside(path: Path) -> Path:
+    """Return a name beside a file that no other writer gives."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def create_durably(path: Path, data: bytes) -> None:

@@ -278,8 +278,10 @@ def _item_bytes(dtype: str) -> int:
     return np.dtype(dtype).itemsize if DTYPE.fullmatch(dtype) else 0
 
 
-def save_columns(path: Path, columns: Iterable[tuple[str, Array]]) -> str:
-    """Write a new file of columns durably, and return its digest; sync its directory afterwards.
+def save_columns(path: Path, columns: Iterable[tuple[str, Array]], *, durably: bool = True) -> str:
+    """Write a new file of columns, and return its digest; sync its directory afterwards.
+
+    Not `durably`, the file itself is to be synced afterwards, too.
 
     The columns are taken one by one, so that they need not be in memory together. Digests are of
     what was in memory, and the size on disk is compared: a write that went wrong unseen is an error
@@ -306,7 +308,8 @@ def save_columns(path: Path, columns: Iterable[tuple[str, Array]]) -> str:
                 waiting, written = [], end
         footer = pack_json({"columns": named}) + end.to_bytes(8, "little")
         write_each(file, [*waiting, memoryview(footer)])
-        sync_file(file)
+        if durably:
+            sync_file(file)
         size = os.fstat(file.fileno()).st_size
         if size != end + len(footer):
             what = f"it has {size} bytes after {end + len(footer)} were written"

@@ -434,18 +434,20 @@ def write_manifest(
 ) -> Manifest:
     """Write `featcache.json`, or what is to follow it, and return it as it stands there.
 
-    All that it names must be durable already. With `keep`, it is also kept under its generation's
-    name, and names in the cache's own directory are made durable.
+    All that it names must be durable already, but for its index. With `keep`, it is also kept under
+    its generation's name, and names in the cache's own directory are made durable.
     """
     manifest = replace(manifest, write_id=secrets.token_hex(8))
     content = fields_of(manifest)
     del content["others"]
     head = {"format": "featcache", "version": FORMAT_VERSION}
     data = pack_for_readers({**head, **content, **manifest.others})
-    if keep:
-        (cache / MANIFESTS).mkdir(exist_ok=True)
-        write_durably(cache / manifest_file(manifest.name), data, alone=True)
-    write_durably(cache / file, data, alone=not keep)
+    copy = cache / manifest_file(manifest.name) if keep else None
+    if copy is not None:
+        copy.parent.mkdir(exist_ok=True)
+    index = cache / manifest.index
+    after = (index,) if manifest.index and index.exists() else ()
+    write_durably(cache / file, data, alone=not keep, after=after, copy=copy)
     return manifest
 
 

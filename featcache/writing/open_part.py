@@ -7,6 +7,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from featcache.container_files import (
     append_many,
     lock,
     sync_directory,
+    sync_together,
     write_durably,
 )
 from featcache.container_files.lock import WriterLock
@@ -242,9 +244,10 @@ def write_seal(
     directory = cache / PARTS / name
     content |= {"name": name, "rows": rows, "page_bytes": PAGE_BYTES, "header": header}
     content["block_rows"] = dict(header.block_rows)
-    content["columns"] = save_columns(directory / COLUMNS, columns)
+    content["columns"] = save_columns(directory / COLUMNS, columns, durably=False)
     data = pack_json(content)
-    write_durably(directory / SEAL, data)
+    # with the name of the part, which is new where nothing of it was committed
+    write_durably(directory / SEAL, data, after=(directory / COLUMNS, directory.parent))
     return part_of(cache, name, data)
 
 
@@ -338,6 +341,7 @@ class OpenPart:
         self._appended = self._committed = self._synced = 0
         self._containers: list[tuple[str, list[str], ContainerWriter]] = []
         self._checking: list[tuple[list[str], ChecksArrays]] = []  # those of them that check
+        self._writing_out: list[WritesOut] = []  # those of them that can
         self.hashed: set[str] = set()
         self._held = ExitStack()
         self.name, held = _new_directory(cache, name)
@@ -453,8 +457,9 @@ class OpenPart:
             self._journal.commit({}, durably=False)  # after each utterance: recovery counts anew
         elif durably and self._synced < self._appended:
             self._flush()
-            if not self._synced:  # the names of the journal, and of directories of groups
-                sync_directory(self.directory)
+            if not self._synced:  # the names of the journal, of directories of groups, and its own
+                names = (self.directory, self.directory.parent)
+                sync_together(*(partial(sync_directory, each) for each in names))
             self._journal.commit(self.stats)
             self._synced = self._appended
         self._committed = self._appended
@@ -470,9 +475,8 @@ class OpenPart:
         self._journal.show()
 
     def _write_out(self) -> None:
-        for _, _, container in self._containers:
-            if isinstance(container, WritesOut):
-                container.write_out()
+        for container in self._writing_out:
+            container.write_out()
 
     def seal(self, annotations: Annotations | None = None) -> SealedPart | None:
         """Finish the files and name them in `part.json`; None if nothing was written.
@@ -515,7 +519,7 @@ class OpenPart:
     def _abort_containers(self) -> None:
         for _, _, container in self._containers:
             container.abort()
-        self._containers = []
+        self._containers, self._writing_out = [], []
 
     def _encode(self, name: str, utterances: CheckedUtterances) -> list[EncodedArray]:
         spec, blocks = self._specs[name], self._blocks[name]
@@ -532,6 +536,8 @@ class OpenPart:
             self._containers.append((prefix, names, writer))
             if isinstance(writer, ChecksArrays):
                 self._checking.append((names, writer))
+            if isinstance(writer, WritesOut):
+                self._writing_out.append(writer)
         close_before_libraries_end()
 
 
@@ -551,13 +557,12 @@ def with_arrays(
 
 
 def _new_directory(cache: Path, name: str | None, tries: int = 10) -> tuple[str, WriterLock]:
-    """Make the directory of a part, and lock it."""
+    """Make the directory of a part, whose name is to be made durable, and lock it."""
     given = name or new_part_name()
     directory = cache / PARTS / given
     try:
         if directory.parent.is_dir():  # which the first manifest of a cache made durable
             directory.mkdir(exist_ok=True)
-            sync_directory(directory.parent)
         else:
             make_directory(directory)
         return given, WriterLock(directory)

@@ -353,7 +353,10 @@ def publish(held: HeldCache, outcome: ExpectedIds, changes: Changes = _NO_CHANGE
 
 
 def prepared(held: HeldCache, outcome: ExpectedIds, changes: Changes) -> Manifest:
-    """Make all durable that a generation names, and return its manifest, which is not written."""
+    """Make all durable that a generation names but its index, and return its manifest.
+
+    The manifest is not written.
+    """
     manifest = held.building
     parts = with_changes(held.path, held.sealed(durably=True), changes, manifest)
     after = generation_of(held.path, parts, held.manifest, manifest, outcome)
@@ -367,7 +370,9 @@ def generation_of(
     manifest: Manifest,
     outcome: ExpectedIds,
 ) -> Manifest:
-    """Write the columns of a generation durably, and return its manifest, which is not written.
+    """Write the columns of a generation, and return its manifest, which is not written.
+
+    The columns are durable once it is: `write_manifest` sees to that.
 
     Args:
         cache: the cache directory.
@@ -391,7 +396,7 @@ def generation_of(
         string_columns("failed", Strings.of(failed)),
         annotations.columns(),
     )
-    digest = save_columns(cache / index_file(name), columns)
+    digest = save_columns(cache / index_file(name), columns, durably=False)
     return replace(
         manifest.published(),
         generation=generation_number(name),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
 import os
 import re
 import resource
+import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -23,8 +27,10 @@ from featcache.container_files import (
     paged_file,
     sync_directory,
     sync_file,
+    sync_together,
     system,
     write_all,
+    write_durably,
 )
 
 SIZES = st.integers(0, 3 * PAGE_BYTES) | st.sampled_from(
@@ -136,7 +142,7 @@ def test_only_what_was_written_can_be_patched(tmp_path: Path) -> None:
     file.abort()
 
 
-def test_a_file_is_made_new_and_its_name_is_durable(
+def test_a_file_is_made_new_and_its_name_is_durable_with_its_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "old").write_bytes(b"precious")
@@ -153,8 +159,61 @@ def test_a_file_is_made_new_and_its_name_is_durable(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", recorded)
-    PagedFile(tmp_path / "new").abort()
-    assert synced == [True]
+    file = PagedFile(tmp_path / "new")
+    file.flush()
+    assert True in synced
+    count = len(synced)
+    file.close()
+    assert not any(synced[count:])
+
+
+def test_syncs_of_a_slow_disk_run_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "_is_quick", False)
+    all_begun = threading.Barrier(4, timeout=60)
+    sync_together(*[all_begun.wait] * 4)
+
+
+@pytest.mark.parametrize("is_quick", [False, True])
+@pytest.mark.parametrize("number", range(3))
+def test_an_error_of_any_sync_is_raised_once_no_thread_is_at_work(
+    monkeypatch: pytest.MonkeyPatch, number: int, is_quick: bool
+) -> None:
+    monkeypatch.setattr(system, "_is_quick", is_quick)
+    threads = _thread._count()
+    syncs: list[Callable[[], object]] = [partial(time.sleep, 0.01)] * 3
+    syncs[number] = failing(errno.EIO)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        sync_together(*syncs)
+    assert _thread._count() == threads
+
+
+def test_a_whole_file_comes_after_its_copy_and_all_that_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, str]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        fsync(descriptor)
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        done.append(("sync", path.name.partition(".")[0]))
+
+    def renamed(source: Path, target: Path) -> None:
+        replace(source, target)
+        done.append(("rename", Path(target).name))
+
+    kept, columns = tmp_path / "kept", tmp_path / "columns"
+    kept.mkdir()
+    columns.write_bytes(b"columns")
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    write_durably(tmp_path / "own", b"data", after=[columns], copy=kept / "copy")
+    place = tmp_path.name
+    assert sorted(done[:4]) == [
+        ("sync", name) for name in sorted(["columns", "copy", "own", place])
+    ]
+    assert done[4:] == [("rename", "copy"), ("sync", "kept"), ("rename", "own"), ("sync", place)]
+    assert (kept / "copy").read_bytes() == (tmp_path / "own").read_bytes() == b"data"
 
 
 @given(

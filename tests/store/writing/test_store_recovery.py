@@ -89,7 +89,7 @@ def test_an_error_during_recovery_leaves_all_to_the_next_one(
     shutil.copytree(tmp_path / "live", tmp_path / "killed")
     writer.abort()
     with monkeypatch.context() as patch:
-        patch.setattr("featcache.writing.open_part.save_columns", lambda *args: 1 / 0)
+        patch.setattr("featcache.writing.open_part.save_columns", lambda *args, **options: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             CacheWriter(tmp_path / "killed", two_features(), FINGERPRINT)
     assert len(list((tmp_path / "killed" / "parts").iterdir())) == 1
