@@ -364,8 +364,8 @@ class HandOver:
 
     def put(self, task: Callable[[], object]) -> None:
         """Run a task behind all that was handed over before."""
-        self._put_waiting()
-        self._background.put(task, 0, 0)
+        if not self._put_waiting(task):
+            self._background.put(task, 0, 0)
 
     def drain(self) -> None:
         """Return once all that was handed over before is stored; raises what went wrong."""
@@ -379,18 +379,27 @@ class HandOver:
         # or those who gave them live on in a circle
         self._commit, self.may_commit = nothing, always
 
-    def _put_waiting(self) -> None:
+    def _put_waiting(self, then: Callable[[], object] = nothing) -> bool:
+        """Hand over what waits and a task behind it; False if nothing waited, nor the task."""
         waiting = self._waiting
         if waiting is not None:
             self._background.wait_for_room(waiting.memory + NOTE_BYTES * len(waiting))
             with self._taking:
                 # an interrupt (Ctrl-C) anywhere here leaves them waiting, to be put once more
                 if self._waiting is not None:
-                    self._put(waiting.part, waiting.batch(), waiting.memory)
+                    self._put(waiting.part, waiting.batch(), waiting.memory, then)
                     self._waiting = None
+                    return True
+        return False
 
-    def _put(self, part: OpenPart, batch: CheckedUtterances, memory: int) -> None:
-        task = partial(_store, part, batch)
+    def _put(
+        self,
+        part: OpenPart,
+        batch: CheckedUtterances,
+        memory: int,
+        then: Callable[[], object] = nothing,
+    ) -> None:
+        task = partial(_store, part, batch, then)
         self._background.put(task, batch.nbytes, memory + NOTE_BYTES * len(batch))
 
     def _idle(self) -> None:
@@ -403,7 +412,8 @@ class HandOver:
             self._commit()
 
 
-def _store(part: OpenPart, batch: CheckedUtterances) -> None:
+def _store(part: OpenPart, batch: CheckedUtterances, then: Callable[[], object] = nothing) -> None:
     if not batch.is_stored:
         batch.is_stored = True
         part.append(batch)
+    then()
