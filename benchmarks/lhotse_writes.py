@@ -8,6 +8,7 @@ turns, in the time of the processor, threads included; the wall clock stands bes
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 import tempfile
@@ -17,6 +18,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+os.environ["TQDM_DISABLE"] = "1"  # lhotse shows a bar of each batch job, before it is imported
 
 import click
 import lhotse
