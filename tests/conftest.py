@@ -25,6 +25,10 @@ settings.load_profile("steady")
 # Python 3.14 starts workers from a fork server: with torch loaded they start as fast as forks
 multiprocessing.set_forkserver_preload(["torch", "speechbrain"])
 
+# Beside a busy program two threads of torch spin until they meet, at each operation: one takes a
+# fraction of their time. Processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Every cache is made durable several times over: 0.3 s on an ordinary disk, a tenth of that on one
 # in memory, which is cleaned up at once. Set TMPDIR to have the files on disk, and to look at those
 # of failed tests.
