@@ -30,6 +30,9 @@ SHARING_TESTS := tests/test_sharing.py tests/lazy/test_shared_functions.py \
   tests/store/writing/test_shared_writers.py tests/store/test_left_names.py \
   tests/crash/test_interrupted_reads.py tests/crash/test_interrupted_verbs.py
 
+# tests start hundreds of Pythons, of which each would compile what it imports
+unexport PYTHONDONTWRITEBYTECODE
+
 NOT_IN_TEST := $(addprefix --ignore=,$(WORKER_TESTS) $(CRASH_TESTS) $(FAULT_TESTS) $(LOOK_TESTS))
 
 .PHONY: setup demo stale test look workers crash torture faults fuzz rightness floor lint fmt check map bench speed mutants clean

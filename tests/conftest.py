@@ -23,7 +23,12 @@ settings.register_profile("explore", deadline=None)
 settings.load_profile("steady")
 
 # Python 3.14 starts workers from a fork server: with torch loaded they start as fast as forks
-multiprocessing.set_forkserver_preload(["torch", "speechbrain"])
+PRELOADED = ["torch", "speechbrain", "distributed"]
+multiprocessing.set_forkserver_preload(PRELOADED)
+
+# Beside a busy program two threads of torch spin until they meet, at each operation: one takes a
+# fraction of their time. Processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Every cache is made durable several times over: 0.3 s on an ordinary disk, a tenth of that on one
 # in memory, which is cleaned up at once. Set TMPDIR to have the files on disk, and to look at those
@@ -71,6 +76,18 @@ def leave_lazy_modules_alone() -> None:
     lazy = sys.modules.get("speechbrain.utils.importutils")
     if lazy is not None:
         lazy.LazyModule.__file__ = None
+
+
+@pytest.fixture
+def quick_workers() -> Iterator[None]:
+    """Dask's local workers come from the fork server; they have the environment of its start."""
+    import dask
+    from distributed.utils import get_mp_context
+
+    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
+        get_mp_context()  # type: ignore[no-untyped-call]  # preloads what it needs alone
+        multiprocessing.set_forkserver_preload(PRELOADED)
+        yield
 
 
 @pytest.fixture

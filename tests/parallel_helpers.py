@@ -24,6 +24,7 @@ FEATURES = [
     FeatureStorageConfig("units", dtype="int16", backend="hdf5"),
 ]
 LOCAL = {"env": "local", "n_workers": 2}
+ONE_WORKER = {"env": "local", "n_workers": 1}
 
 
 class Numbers:

@@ -6,7 +6,7 @@ import copy
 import importlib
 import math
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,6 @@ from torch import Tensor, nn
 
 import featcache
 from featcache.errors import ConfigError, FeatureError
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Keep to one thread: beside a busy program two take a hundred times as long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Subsampled(nn.Module):

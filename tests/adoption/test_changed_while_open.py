@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from torch_loaders import read_all
 
 import featcache
 from featcache import Cache, FeatureLoader
@@ -172,4 +173,4 @@ def test_workers_of_a_data_loader_notice_too(tmp_path: Path, source: Path) -> No
     )
     assert len(list(rows)) == 3
     in_place(source / "a.npy")
-    refused_within_a_second(lambda: list(rows))
+    refused_within_a_second(lambda: read_all(rows))

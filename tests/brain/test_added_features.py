@@ -29,6 +29,8 @@ import featcache
 from featcache import FeatureStorage, FeatureStorageConfig, unpad
 from featcache.errors import ConfigError, NotACacheError, StaleCacheError
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 OLD = [FeatureStorageConfig("ssl"), FeatureStorageConfig("units", dtype="int64")]
 ENERGY = FeatureStorageConfig("energy")
 TRAIN = sb.Stage.TRAIN

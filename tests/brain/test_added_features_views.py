@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import speechbrain as sb
 from brain_helpers import HOP, Audio, EnergyAlone, Recipe, make_brain, make_dataset
-from parallel_helpers import LOCAL
+from parallel_helpers import ONE_WORKER
 
 import featcache
 from featcache import FeatureStorage, FeatureStorageConfig, unpad
@@ -127,7 +127,8 @@ class Tones(featcache.EnvironmentProvider):
         ]
 
 
-@pytest.mark.parametrize("parallel", [None, LOCAL])
+@pytest.mark.usefixtures("quick_workers")
+@pytest.mark.parametrize("parallel", [None, ONE_WORKER])
 def test_extract_adds_features_and_returns_the_view_of_all(tmp_path: Path, parallel: Any) -> None:
     tone, loud = FeatureStorageConfig("tone"), FeatureStorageConfig("loud")
     path = tmp_path / "tones"

@@ -7,13 +7,12 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import speechbrain as sb
-import torch
 from places import TESTS
 from speechbrain.dataio.dataloader import SaveableDataLoader
 from speechbrain.utils.checkpoints import Checkpointer
@@ -48,15 +47,6 @@ MAKES: list[Callable[[Any, featcache.Cache], Any]] = [
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> featcache.Cache:
     return make_training_cache(tmp_path_factory.mktemp("features") / "train")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Keep torch to one thread: beside a busy program two take a hundred times as long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def assert_exactly_once(ids: Iterable[str], cache: featcache.Cache) -> None:

@@ -33,8 +33,10 @@ def build() -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    with get_client(TWO, build) as client:
-        yield client
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("OMP_NUM_THREADS", raising=False)
+        with get_client(TWO, build) as client:
+            yield client
 
 
 def mapped(client: Client, fn: Callable[..., T], data: Collection[object]) -> list[T]:

@@ -19,6 +19,7 @@ from featcache import EnvironmentProvider, FeatureStorageConfig, ParallelConfig
 omegaconf = pytest.importorskip("omegaconf")
 datasets = pytest.importorskip("datasets")
 lhotse = pytest.importorskip("lhotse")
+pytestmark = pytest.mark.usefixtures("quick_workers")
 
 TEXT = (ROOT / "docs" / "guides" / "espnet.md").read_text()
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from brain_helpers import HOP, Audio, Recipe, assert_holds, expected, make_brain, make_dataset
-from parallel_helpers import LOCAL
+from parallel_helpers import LOCAL, ONE_WORKER
 
 import featcache
 from featcache import FeatureStorage, FeatureStorageConfig, unpad
@@ -271,16 +271,18 @@ class Elsewhere(Recipe):
         return found if here else [{**each, "ssl": each["ssl"] * 2} for each in found]
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_workers_in_another_state_are_told(storage: FeatureStorage) -> None:
     brain = make_brain(storage, Elsewhere)
     brain.hparams.main = os.getpid()
     with pytest.warns(UserWarning, match=r"4 of 4 utterances are stored otherwise.*Workers"):
-        brain.cache_features(make_dataset(12), parallel=LOCAL)
+        brain.cache_features(make_dataset(12), parallel=ONE_WORKER)
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_a_cache_that_workers_made_is_checked_in_silence(storage: FeatureStorage) -> None:
     brain = make_brain(storage)
-    brain.cache_features(make_dataset(12), parallel=LOCAL, check="all")
+    brain.cache_features(make_dataset(12), parallel=ONE_WORKER, check="all")
     brain.cache_features(make_dataset(12))
 
 
@@ -369,6 +371,7 @@ RUNS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.usefixtures("quick_workers")
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(("cls", "audio"), [(Dithered, Audio), (Recipe, NoisyAudio)])
 def test_random_features_are_the_same_whoever_computes_them_in_any_order(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from brain_helpers import Audio, make_brain, make_dataset
-from parallel_helpers import LOCAL
+from parallel_helpers import ONE_WORKER
 from torch.utils.data import DataLoader, Subset
 
 import featcache
@@ -176,7 +176,8 @@ def test_the_data_set_of_a_loader_tells_them(storage: FeatureStorage) -> None:
     assert_tells(make_brain(storage).cache_features(loader, annotations=NAMES), dataset)
 
 
-@pytest.mark.parametrize("parallel", [None, LOCAL])
+@pytest.mark.usefixtures("quick_workers")
+@pytest.mark.parametrize("parallel", [None, ONE_WORKER])
 def test_workers_need_know_nothing_of_them(storage: FeatureStorage, parallel: Any) -> None:
     dataset = described(12)
     brain = make_brain(storage)

@@ -18,6 +18,8 @@ from featcache import FeatureCacheMixin, FeatureStorage, ParallelConfig, unpad
 from featcache.brain import environment_of, provenance_of
 from featcache.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 
 class Noting(Recipe):
     """Notes each utterance in a file, as workers share no memory."""

@@ -44,6 +44,8 @@ from featcache.interface import Ints
 from featcache.samplers import Batches
 from featcache.writing import part_writer
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 lengths_lists = st.lists(st.integers(0, 1000) | st.floats(0, 1e6), max_size=200)
 
 

@@ -17,6 +17,8 @@ import featcache
 from featcache import EnvironmentProvider, FeatureStorageConfig
 from featcache.errors import StaleCacheError
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 WORKERS = {"env": "local", "n_workers": 2}
 X = [FeatureStorageConfig("x")]
 

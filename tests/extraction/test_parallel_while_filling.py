@@ -20,6 +20,8 @@ from featcache.staleness.provenance import provenance
 from featcache.staleness.watch import Watch
 from featcache.writing import part_writer
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 IDS = [f"utt-{number}" for number in range(4)]
 FEATURES = [FeatureStorageConfig("feats")]
 LOCAL = {"env": "local", "n_workers": 1}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from brain_helpers import Recipe, make_brain, make_dataset
-from parallel_helpers import Provider, extract
+from parallel_helpers import ONE_WORKER, Provider, extract
 
 from featcache import FeatureStorage
 from featcache.errors import ComputeError
@@ -46,7 +46,8 @@ def test_the_global_generators_are_left_as_they_were(
     assert states() == before
 
 
-@pytest.mark.parametrize("parallel", [None, {"env": "local", "n_workers": 1}])
+@pytest.mark.usefixtures("quick_workers")
+@pytest.mark.parametrize("parallel", [None, ONE_WORKER])
 def test_extract_leaves_them_too(tmp_path: Path, parallel: object) -> None:
     class Random(Provider):
         def build_env_local(self) -> dict[str, object]:

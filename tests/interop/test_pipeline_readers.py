@@ -82,7 +82,7 @@ def test_use_says_which_features_come_from_the_cache(
         storage.attach(dataset, "train", use="unist")
 
 
-@pytest.mark.parametrize("context", [None, "fork", "spawn"])
+@pytest.mark.parametrize("context", [None, "fork", "forkserver"])
 def test_a_loader_gets_cached_features_in_process_and_in_workers(
     storage: featcache.FeatureStorage, dataset: DynamicItemDataset, context: str | None
 ) -> None:
@@ -155,7 +155,7 @@ def read_in_child(reader: featcache.FeatureReader, id: str) -> torch.Tensor:
     return reader(id)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_an_opened_reader_works_in_other_processes(
     storage: featcache.FeatureStorage, method: str
 ) -> None:

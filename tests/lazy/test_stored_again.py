@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch_loaders import read_all
 
 import featcache
 from featcache.errors import StaleCacheError
@@ -313,4 +314,4 @@ def test_a_changed_file_is_noticed_in_workers(folder: Path) -> None:
         list(map(items.__getitem__, range(8)))
     np.save(folder / "u6.npy", np.zeros((3, 4), np.float32))
     with items_of(folder, within=True)[1] as items, pytest.raises(StaleCacheError, match="'u6'"):
-        list(torch.utils.data.DataLoader(items, num_workers=2, batch_size=2, collate_fn=list))
+        read_all(torch.utils.data.DataLoader(items, num_workers=2, batch_size=2, collate_fn=list))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,12 @@ BATCHES = [[id_of(n) for n in range(first, min(first + 3, 40))] for first in ran
 def ids_of(loader: FeatureLoader[dict[str, Any]]) -> list[str]:
     """The ids of an epoch, in order."""
     return [id for batch in loader for id in batch["id"]]
+
+
+def each_pair(kinds: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Kinds of tables, numbers of ranks and of workers: each pair of two of them comes."""
+    numbers = product(enumerate(kinds), enumerate((0, 1, 2, 4)))
+    return [(kind, 1 + (k + w) % 3, workers) for (k, kind), (w, workers) in numbers]
 
 
 def through_workers(

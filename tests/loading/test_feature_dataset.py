@@ -285,7 +285,7 @@ class HandedOver(FeatureDataset):
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize(("workers", "start"), [(0, None), (2, "fork"), (2, "spawn")])
+@pytest.mark.parametrize(("workers", "start"), [(0, None), (2, "fork"), (2, "forkserver")])
 def test_workers_give_whole_batches(cache: Path, workers: int, start: str | None) -> None:
     batches = [[id_of(n) for n in numbers] for numbers in ([1, 2, 3], [19, 0], [4])]
     loader = DataLoader(

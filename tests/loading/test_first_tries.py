@@ -13,6 +13,7 @@ from speechbrain.core import Brain
 from speechbrain.dataio.sampler import DistributedSamplerWrapper
 from store_helpers import FINGERPRINT, id_of, make_cache, two_features, write
 from torch.utils.data import DataLoader
+from torch_loaders import read_all
 
 import featcache
 from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig
@@ -132,7 +133,7 @@ def test_an_error_of_transform_names_the_utterance_in_torchs_loader(
     dataset = FeatureDataset(cache, transform=failing)
     loader = DataLoader(dataset, batch_size=4, collate_fn=dataset.collate, num_workers=workers)
     with pytest.raises(MineError) as caught:
-        list(loader)
+        read_all(loader)
     text = f"{caught.value} {getattr(caught.value, '__notes__', '')}"
     assert "in the transform of utterance" in text
     assert id_of(5) in text

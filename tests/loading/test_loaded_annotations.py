@@ -71,7 +71,7 @@ def test_loaders_and_their_transforms_have_annotations(cache: featcache.Cache) -
             assert bytes(tokens[:length].tolist()).decode() == text
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_workers_read_annotations(cache: featcache.Cache, context: str) -> None:
     dataset = FeatureDataset(cache.table.select([7, 3, 11]), annotations=NAMES)
     loader = DataLoader(

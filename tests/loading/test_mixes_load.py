@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from itertools import islice, product
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from loader_helpers import through_workers
+from loader_helpers import each_pair, through_workers
 from store_helpers import arrays_of, make_cache
 from torch.utils.data import DataLoader
 
@@ -105,9 +105,7 @@ def test_wherever_the_epoch_was_stopped(
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 # more workers than cores
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-@pytest.mark.parametrize(
-    ("kind", "ranks", "workers"), list(product(KINDS, (1, 2, 3), (0, 1, 2, 4)))
-)
+@pytest.mark.parametrize(("kind", "ranks", "workers"), each_pair(KINDS))
 def test_through_the_workers_of_a_data_loader(
     mixes: dict[str, FeatureTable], kind: str, ranks: int, workers: int
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from loader_helpers import ids_of
 from store_helpers import id_of, make_cache
 from torch.utils.data import DataLoader
+from torch_loaders import read_all
 
 import featcache
 from featcache import FeatureDataset, FeatureLoader
@@ -62,7 +63,7 @@ def read_with_torch(cache: featcache.Cache, sampler: Any, workers: int = 0) -> l
         collate_fn=FeatureDataset.collate,
         num_workers=workers,
     )
-    return [id for batch in loader for id in batch["id"]]
+    return [id for batch in read_all(loader) for id in batch["id"]]
 
 
 @pytest.mark.parametrize("chosen", [some, shortest_first])

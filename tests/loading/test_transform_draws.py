@@ -84,7 +84,7 @@ def test_draws_go_on_after_a_resume(cache: Path) -> None:
     assert found | rest == pytest.approx(expected(cache, 3, 2))
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_workers_that_stay_have_the_draws_of_each_epoch(cache: Path, context: str) -> None:
     batches = DataLoader(
         FeatureDataset(cache, "fbank", transform=draw),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from loader_helpers import through_workers
+from loader_helpers import each_pair, through_workers
 from view_helpers import KINDS, assert_holds, samplers_of, views_of, whole_table
 
 from featcache import FeatureLoader, FeatureTable
@@ -63,9 +62,7 @@ def test_wherever_the_epoch_was_stopped(
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 # more workers than cores
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-@pytest.mark.parametrize(
-    ("kind", "ranks", "workers"), list(product(KINDS, (1, 2, 3), (0, 1, 2, 4)))
-)
+@pytest.mark.parametrize(("kind", "ranks", "workers"), each_pair(KINDS))
 def test_through_the_workers_of_a_data_loader(
     views: dict[str, FeatureTable], kind: str, ranks: int, workers: int
 ) -> None:

@@ -26,7 +26,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> FeatureTable:
     return whole_table(tmp_path_factory.mktemp("caches"))
 
 
-def test_a_spawned_worker_reads_a_view(whole: FeatureTable, tmp_path: Path) -> None:
+def test_a_worker_that_is_no_fork_reads_a_view(whole: FeatureTable, tmp_path: Path) -> None:
     views = views_of(tmp_path, whole)
     for table in (views["join"], views["view of segments"]):
         loader: DataLoader[Any] = DataLoader(
@@ -34,7 +34,7 @@ def test_a_spawned_worker_reads_a_view(whole: FeatureTable, tmp_path: Path) -> N
             batch_sampler=BucketBatchSampler(table, batch_size=4),
             num_workers=1,
             collate_fn=FeatureDataset.collate,
-            multiprocessing_context=multiprocessing.get_context("spawn"),
+            multiprocessing_context=multiprocessing.get_context("forkserver"),
         )
         assert sorted(id for batch in loader for id in batch["id"]) == sorted(table)
 

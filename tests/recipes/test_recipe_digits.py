@@ -3,7 +3,6 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -53,17 +52,6 @@ def train() -> ModuleType:
     return module
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Keep torch to one thread, as the recipe does: beside a busy program two take a hundred times
-    as long.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def test_it_trains_from_the_cache_and_a_second_run_computes_nothing(
     few: Path, tmp_path: Path
 ) -> None:
@@ -102,7 +90,6 @@ def test_it_trains_from_the_cache_and_a_second_run_computes_nothing(
     assert written(tmp_path / "features") == before
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_features_do_not_depend_on_what_else_is_in_a_batch(
     train: ModuleType, few: Path, tmp_path: Path
 ) -> None:

@@ -260,7 +260,7 @@ def test_ranks_are_those_of_torch_distributed(tmp_path: Path) -> None:
 
 
 class Rows(Dataset[int]):
-    """A trivial data set that spawned processes can import."""
+    """A trivial data set that other processes can import."""
 
     def __len__(self) -> int:
         return 40
@@ -272,7 +272,7 @@ class Rows(Dataset[int]):
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine of few cores
 @pytest.mark.parametrize(
     ("workers", "start"),
-    [(0, None), (1, "fork"), (2, "fork"), (4, "fork"), (1, "spawn"), (4, "spawn")],
+    [(0, None), (1, "fork"), (2, "fork"), (4, "fork"), (1, "forkserver"), (4, "forkserver")],
 )
 def test_a_data_loader_takes_batches_of_an_epoch_and_of_its_rest(
     workers: int, start: str | None

@@ -112,7 +112,7 @@ def test_arrow_has_them(view: FeatureTable) -> None:
     assert [{name: row[name] for name in NAMES} for row in rows] == [expected(id) for id in OWN]
 
 
-@pytest.mark.parametrize("workers", [None, "fork", "spawn"])
+@pytest.mark.parametrize("workers", [None, "fork", "forkserver"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_batches_have_them(view: FeatureTable, workers: str | None) -> None:
     dataset = FeatureDataset(view, annotations=["text", "n", "speaker"])
@@ -145,11 +145,11 @@ def is_mapped(array: Any) -> bool:
     return isinstance(array.obj if isinstance(array, memoryview) else array, mmap.mmap)
 
 
-def test_a_spawned_process_maps_their_columns(
+def test_a_process_that_is_no_fork_maps_their_columns(
     view: FeatureTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(columns, "PICKLED_BYTES", 0)
-    processes = multiprocessing.get_context("spawn")
+    processes = multiprocessing.get_context("forkserver")
     answers = processes.SimpleQueue()
     process = processes.Process(target=seen_in_a_worker, args=(view, answers))
     process.start()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -27,19 +28,21 @@ def become(user, group):
     os.setgroups([]); os.setgid(group); os.setuid(user)
 """
 WRITE = """
-os.umask(int(sys.argv[2], 8))
-features = [FeatureStorageConfig("fbank", backend=sys.argv[3], codec=sys.argv[4], stats=True)]
-writer = CacheWriter(path / "exp" / "cache", features)
-for number in range(20):
-    writer.write(f"{number:02}", {"fbank": np.full((30, 4), number, np.float32)})
-    if number == 9:
-        writer.publish()
-writer.commit()
-modes = {str(each): each.stat().st_mode for each in (path / "exp").rglob("*")}
-writer.close()
-modes |= {str(each): each.stat().st_mode for each in (path / "exp").rglob("*")}
-for name, mode in sorted(modes.items()):
-    print(oct(mode), name)
+features = [FeatureStorageConfig("fbank", backend=sys.argv[2], codec=sys.argv[3], stats=True)]
+for umask in sys.argv[4:]:
+    os.umask(int(umask))
+    home = path / umask
+    writer = CacheWriter(home / "cache", features)
+    for number in range(20):
+        writer.write(f"{number:02}", {"fbank": np.full((30, 4), number, np.float32)})
+        if number == 9:
+            writer.publish()
+    writer.commit()
+    modes = {str(each): each.stat().st_mode for each in home.rglob("*")}
+    writer.close()
+    modes |= {str(each): each.stat().st_mode for each in home.rglob("*")}
+    for name, mode in sorted(modes.items()):
+        print(umask, mode, name)
 """
 CODED = [
     (backend, codec)
@@ -48,18 +51,19 @@ CODED = [
 ]
 
 
-@pytest.mark.parametrize("umask", [0o002, 0o022, 0o077])
 @pytest.mark.parametrize(("backend", "codec"), CODED)
-def test_file_modes_follow_the_umask(tmp_path: Path, backend: str, codec: str, umask: int) -> None:
-    done = run_script(WRITE, tmp_path, oct(umask)[2:], backend, codec)
+def test_file_modes_follow_the_umask(tmp_path: Path, backend: str, codec: str) -> None:
+    umasks = (0o002, 0o022, 0o077)
+    done = run_script(WRITE, tmp_path, backend, codec, *umasks)
     assert done.returncode == 0, done.stderr
-    seen = 0
+    seen: Counter[int] = Counter()
     for line in done.stdout.splitlines():
-        mode, name = line.split(maxsplit=1)
-        whole = 0o777 if stat.S_ISDIR(int(mode, 8)) else 0o666
-        assert stat.S_IMODE(int(mode, 8)) == whole & ~umask, name
-        seen += 1
-    assert seen > 12  # the open part with its journal and locks among them
+        umask, mode, _ = line.split(maxsplit=2)
+        whole = 0o777 if stat.S_ISDIR(int(mode)) else 0o666
+        assert stat.S_IMODE(int(mode)) == whole & ~int(umask), line
+        seen[int(umask)] += 1
+    assert seen.keys() == {*umasks}
+    assert min(seen.values()) > 12  # the open part with its journal and locks among them
 
 
 GO_ON = (

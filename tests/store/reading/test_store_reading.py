@@ -78,7 +78,7 @@ def read_all(reader: Any, results: Any) -> None:
 
 
 @FORKS
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 @pytest.mark.parametrize("opened", [True, False])
 def test_a_reader_goes_to_other_processes(tmp_path: Path, method: str, opened: bool) -> None:
     make_cache(tmp_path, range(9))

@@ -44,7 +44,7 @@ def part_names(path: Path) -> list[str]:
     return sorted(entry.name for entry in (path / "parts").iterdir())
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_processes_write_parts_at_once_while_one_holds_the_cache(
     tmp_path: Path, method: str
