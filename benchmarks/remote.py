@@ -274,17 +274,17 @@ async def bare(url: str, asked: list[tuple[str, int, int]], at_a_time: int) -> f
 def ranges_noted() -> Iterator[list[tuple[str, int, int]]]:
     """Note the ranges that are asked for meanwhile."""
     found: list[tuple[str, int, int]] = []
-    plain = Requests.some
+    plain = Requests.ask
 
-    def noted(requests: Requests, name: str, first: int, end: int, *more: Any) -> Any:
+    def noted(requests: Requests, name: str, first: int, end: int, *rest: Any, told: Any) -> None:
         found.append((name, first, end))
-        return plain(requests, name, first, end, *more)
+        plain(requests, name, first, end, *rest, told=told)
 
-    Requests.some = noted  # type: ignore[method-assign, assignment]
+    Requests.ask = noted  # type: ignore[method-assign, assignment]
     try:
         yield found
     finally:
-        Requests.some = plain  # type: ignore[method-assign]
+        Requests.ask = plain  # type: ignore[method-assign]
 
 
 def table_of_rates(root: Path) -> None:

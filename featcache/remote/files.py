@@ -21,7 +21,7 @@ import xxhash
 
 from featcache.errors import ConfigError
 from featcache.interface import Bytes
-from featcache.remote.io import Requests, aside, require_unforked
+from featcache.remote.io import Requests, require_unforked
 from featcache.remote.pages import USED_S, Locks, Pages
 from featcache.remote.places import RemoteOptions, RemotePlace
 from featcache.remote.ranges import Request, Span, planned
@@ -279,34 +279,25 @@ class RemoteFiles:
         """Ask for bytes; the future is done once they are pages."""
         file, kept = request.file, Future[memoryview]()
         try:
-            answer = self._requests.some(
+            self._requests.ask(
                 self._name(file), request.begin, request.end, self._size(file), self._etags,
-                self._state(file),
+                self._state(file), told=partial(self._keep, request, kept),
             )  # fmt: skip
             self._of(file).add(request.begin, request.end, kept)
-            answer.add_done_callback(partial(self._arrived, request, kept))
         except BaseException as error:  # Ctrl-C, too: nobody may wait for what never comes
             self._done(request, kept, error)
             raise
         return kept
 
-    def _arrived(
-        self, request: Request, kept: Future[memoryview], answer: Future[memoryview]
+    def _keep(
+        self, request: Request, kept: Future[memoryview], found: memoryview | BaseException
     ) -> None:
-        """Keep bytes in another thread than the one that all requests go through."""
-        try:
-            aside(partial(self._keep, request, kept, answer))
-        except RuntimeError as error:  # no thread can be started
-            self._done(request, kept, error)
-
-    def _keep(self, request: Request, kept: Future[memoryview], answer: Future[memoryview]) -> None:
-        try:
-            data = answer.result()
-            self._pages.write(self._key(request.file), request.begin, data)
-        except BaseException as error:  # raised where the bytes are wanted
-            self._done(request, kept, error)
-        else:
-            self._done(request, kept, data)
+        if not isinstance(found, BaseException):
+            try:
+                self._pages.write(self._key(request.file), request.begin, found)
+            except BaseException as error:  # raised where the bytes are wanted
+                found = error
+        self._done(request, kept, found)
 
     def _done(
         self, request: Request, kept: Future[memoryview], found: memoryview | BaseException
