@@ -36,6 +36,7 @@ from machine import describe
 import featcache
 from featcache import CacheWriter, FeatureLoader, FeatureStorageConfig
 from featcache.remote import RemoteFiles, RemoteOptions, Requests, files, ranges, requests_to
+from featcache.remote.io import Ask
 
 FORMATS = ("memmap", "hdf5", "webdataset", "zarr", "lilcom")
 UTTERANCES, DIMS, BATCH, WINDOW = 2000, 80, 16, 50
@@ -276,9 +277,9 @@ def ranges_noted() -> Iterator[list[tuple[str, int, int]]]:
     found: list[tuple[str, int, int]] = []
     plain = Requests.ask
 
-    def noted(requests: Requests, name: str, first: int, end: int, *rest: Any, told: Any) -> None:
-        found.append((name, first, end))
-        plain(requests, name, first, end, *rest, told=told)
+    def noted(requests: Requests, asks: Sequence[Ask]) -> None:
+        found.extend((each.name, each.first, each.end) for each in asks)
+        plain(requests, asks)
 
     Requests.ask = noted  # type: ignore[method-assign, assignment]
     try:

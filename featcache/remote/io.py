@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -163,15 +163,19 @@ class _Threads:
         self._turn = threading.Condition()
         _running.add(self)
 
-    def do(self, job: Callable[[], object]) -> None:
-        """Give a job, which raises nothing, to a thread; those that wait longer come first."""
+    def do(self, jobs: Sequence[Callable[[], object]]) -> None:
+        """Give jobs, which raise nothing, to threads, in their order and behind those that wait."""
         global _has_asked
         _has_asked = True
         with self._turn:
-            self._jobs.append(job)
-            if len(self._all) < min(self._busy + len(self._jobs), int(self._room())):
-                self._start()
-            self._turn.notify()
+            self._jobs += jobs
+            try:
+                self._start_some()
+            except BaseException:  # Ctrl-C, too: nobody may wait for what is never done
+                for _ in jobs:
+                    self._jobs.pop()
+                raise
+            self._turn.notify(len(jobs))
 
     def drop(self) -> None:
         """Begin none of the jobs that wait."""
@@ -183,32 +187,35 @@ class _Threads:
         """Whether a thread is at a job."""
         return self._busy > 0
 
-    def _start(self) -> None:
-        thread = threading.Thread(target=self._work, name="featcache-remote", daemon=True)
-        self._all.add(thread)
-        try:
-            thread.start()
-        except BaseException as error:  # Ctrl-C, too
-            self._all.discard(thread)
-            if not isinstance(error, RuntimeError) or not self._all:
-                self._jobs.pop()  # nobody may wait for what is never done
+    def _start_some(self) -> None:
+        while len(self._all) < min(self._busy + len(self._jobs), int(self._room())):
+            thread = threading.Thread(target=self._work, name="featcache-remote", daemon=True)
+            self._all.add(thread)
+            try:
+                thread.start()
+            except BaseException as error:
+                self._all.discard(thread)
+                if self._all and isinstance(error, RuntimeError):
+                    return  # there can be no more: those that there are do it
                 raise
 
     def _work(self) -> None:
-        while (job := self._next()) is not None:
+        done = 0
+        while (job := self._next(done)) is not None:
             job()
             del job  # and keep nothing of it
-            with self._turn:
-                self._busy -= 1
+            done = 1
 
-    def _next(self) -> Callable[[], object] | None:
+    def _next(self, done: int) -> Callable[[], object] | None:
         with self._turn:
+            self._busy -= done
             while not self._jobs or self._busy >= int(self._room()):
                 if not self._turn.wait(LINGER_S) and not self._jobs:
                     self._all.discard(threading.current_thread())
                     return None
             self._busy += 1
-            self._turn.notify()  # there may be room for more than before
+            if len(self._jobs) > 1:
+                self._turn.notify()  # there may be room for more than before
             return self._jobs.popleft()
 
 
@@ -228,8 +235,11 @@ Told = Callable[[memoryview | BaseException], object]
 
 
 @dataclass(eq=False)
-class _Ask:
-    """Bytes of an object that are asked for."""
+class Ask:
+    """Bytes of an object that are asked for; arguments as of `Requests.some`.
+
+    `told` is called once with them, or their error, in the thread that got them; it raises nothing.
+    """
 
     name: str
     first: int
@@ -257,7 +267,7 @@ class Requests:
         self._obstore = importlib.import_module("obstore")
         self._errors = importlib.import_module("obstore.exceptions")
         self._lock = threading.Lock()
-        self._waiting: dict[_Ask, None] = {}  # for their answers to begin
+        self._waiting: dict[Ask, None] = {}  # for their answers to begin
         self._is_watched = not place.options.hedge
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -303,27 +313,14 @@ class Requests:
             state: of the object, where it was looked at before.
         """
         found: Future[memoryview] = Future()
-        self.ask(name, first, end, size, etags, state, told=partial(_set, found))
+        known = {} if etags is None else etags
+        self.ask([Ask(name, first, end, size, known, state, partial(_set, found))])
         return found
 
-    def ask(
-        self,
-        name: str,
-        first: int,
-        end: int,
-        size: int,
-        etags: dict[str, str] | None,
-        state: int | None,
-        *,
-        told: Told,
-    ) -> None:
-        """Ask for bytes of an object as `some` does, which `told` is called with, or their error.
-
-        It is called once, in the thread that has got them, and raises nothing.
-        """
+    def ask(self, asks: Sequence[Ask]) -> None:
+        """Ask for bytes of objects, in this order; all of them, or none where it raises."""
         require_unforked(self.place.url)
-        known = {} if etags is None else etags
-        self._threads.do(partial(self._answer, _Ask(name, first, end, size, known, state, told)))
+        self._threads.do([partial(self._answer, each) for each in asks])
 
     def listed(self, prefix: str) -> dict[str, int]:
         """Return the objects below a prefix of the place, and their sizes."""
@@ -362,7 +359,7 @@ class Requests:
         """Do what waits for the store in a thread, so that Ctrl-C ends the wait for it."""
         require_unforked(self.place.url)
         found: Future[T] = Future()
-        self._threads.do(lambda: _set(found, _done(work)))
+        self._threads.do([lambda: _set(found, _done(work))])
         return found
 
     def _whole(
@@ -410,12 +407,13 @@ class Requests:
             raise self._short(name, len(data), wanted)
         return look, data[:wanted]
 
-    def _answer(self, ask: _Ask) -> None:
+    def _answer(self, ask: Ask) -> None:
         """Answer what is asked for, unless another request for it was faster."""
         if not ask.began:
             ask.began = time.perf_counter()
             self._waiting[ask] = None
-            self._watch()
+            if not self._is_watched:
+                self._watch()
         found = _done(partial(self._some, ask))
         self._waiting.pop(ask, None)
         with self._lock:
@@ -445,15 +443,13 @@ class Requests:
             for ask in list(self._waiting):
                 if now - ask.began <= late_s:
                     break  # those behind it began later
-                self._waiting.pop(ask, None)
-                self._count(hedges=1)
-                with suppress(RuntimeError):
-                    name = "featcache-hedge"
-                    threading.Thread(
-                        target=self._answer, args=(ask,), name=name, daemon=True
-                    ).start()
+                if self._waiting.pop(ask, ask) is not ask:  # it has not begun meanwhile
+                    self._count(hedges=1)
+                    again = partial(self._answer, ask)
+                    with suppress(RuntimeError):  # no thread: the first one may still come
+                        threading.Thread(target=again, name="featcache-late", daemon=True).start()
 
-    def _some(self, ask: _Ask) -> memoryview:
+    def _some(self, ask: Ask) -> memoryview:
         name = ask.name
         options: dict[str, Any] = {"range": (ask.first, ask.end)}
         known = ask.etags.get(name)
@@ -478,11 +474,10 @@ class Requests:
             raise self._short(name, len(data), ask.end - ask.first)
         return data
 
-    def _fetched(self, ask: _Ask, options: dict[str, Any]) -> tuple[Mapping[str, Any], memoryview]:
+    def _fetched(self, ask: Ask, options: dict[str, Any]) -> tuple[Mapping[str, Any], memoryview]:
         """Return what the store says of an object, and bytes of it; tried again if it fails."""
         path, is_first = self._prefix + ask.name, True
         while True:
-            self._count(gets=1)
             began = time.perf_counter()
             try:
                 store = self._eager if is_first else self._store
@@ -491,16 +486,17 @@ class Requests:
                     self._pace.begun(time.perf_counter() - began)
                 self._waiting.pop(ask, None)
                 data = memoryview(answer.bytes())
-            except self._errors.GenericError as error:
-                if not is_first:
+            except Exception as error:
+                is_last = not (is_first and isinstance(error, self._errors.GenericError))
+                self._count(gets=1, again=not is_last)
+                if is_last:
                     raise
                 status = STATUS.search(str(error))
                 if status is not None and status[1] in BUSY:
                     self._pace.is_too_fast()
                 is_first = False
-                self._count(again=1)
             else:
-                self._count(nbytes=len(data))
+                self._count(gets=1, nbytes=len(data))
                 self._pace.ended(len(data))
                 return answer.meta, data
 
@@ -555,7 +551,7 @@ class Requests:
         return self._obstore.get(self._store, self._prefix + name, options=options)
 
     def _changed(
-        self, ask: _Ask, how: str = "is another object than when it was first read"
+        self, ask: Ask, how: str = "is another object than when it was first read"
     ) -> CorruptCacheError:
         do = "was the cache overwritten while it was open? open it again"
         if ask.state is not None:
