@@ -36,6 +36,7 @@ from machine import describe
 import featcache
 from featcache import CacheWriter, FeatureLoader, FeatureStorageConfig
 from featcache.remote import RemoteFiles, RemoteOptions, Requests, files, ranges, requests_to
+from featcache.remote.io import Ask
 
 FORMATS = ("memmap", "hdf5", "webdataset", "zarr", "lilcom")
 UTTERANCES, DIMS, BATCH, WINDOW = 2000, 80, 16, 50
@@ -274,17 +275,17 @@ async def bare(url: str, asked: list[tuple[str, int, int]], at_a_time: int) -> f
 def ranges_noted() -> Iterator[list[tuple[str, int, int]]]:
     """Note the ranges that are asked for meanwhile."""
     found: list[tuple[str, int, int]] = []
-    plain = Requests.some
+    plain = Requests.ask
 
-    def noted(requests: Requests, name: str, first: int, end: int, *more: Any) -> Any:
-        found.append((name, first, end))
-        return plain(requests, name, first, end, *more)
+    def noted(requests: Requests, asks: Sequence[Ask]) -> None:
+        found.extend((each.name, each.first, each.end) for each in asks)
+        plain(requests, asks)
 
-    Requests.some = noted  # type: ignore[method-assign, assignment]
+    Requests.ask = noted  # type: ignore[method-assign, assignment]
     try:
         yield found
     finally:
-        Requests.some = plain  # type: ignore[method-assign]
+        Requests.ask = plain  # type: ignore[method-assign]
 
 
 def table_of_rates(root: Path) -> None:

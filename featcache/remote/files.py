@@ -9,11 +9,14 @@ import threading
 import time
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
+from itertools import groupby
 from multiprocessing.util import Finalize
+from operator import itemgetter
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -21,7 +24,7 @@ import xxhash
 
 from featcache.errors import ConfigError
 from featcache.interface import Bytes
-from featcache.remote.io import Requests, aside, require_unforked
+from featcache.remote.io import Ask, Requests, require_unforked
 from featcache.remote.pages import USED_S, Locks, Pages
 from featcache.remote.places import RemoteOptions, RemotePlace
 from featcache.remote.ranges import Request, Span, planned
@@ -30,6 +33,7 @@ MOST_BYTES = 16 << 20  # of a request
 MOST_AHEAD_BYTES = 128 << 20  # that are asked for before they are wanted, by one call
 DOWNLOADS = 4  # ranges of a file that is fetched whole, at a time: 64 MiB of memory
 EXTRA = 0.02  # of what is asked for, in gaps between pieces
+KNOWN_NAMES = 4096  # of files, in memory
 MARGIN = 0.015  # of all that is asked for, between it and what is here
 MOST_MARGIN_BYTES = 256 << 10  # headers, and indexes of files
 Piece = tuple[int, int, int]  # file, offset, nbytes
@@ -42,36 +46,49 @@ class _UnderWay:
     def __init__(self) -> None:
         self._begins: list[int] = []
         self._ends: dict[int, tuple[int, Future[memoryview]]] = {}
+        self._lock = threading.Lock()
 
     def add(self, begin: int, end: int, kept: Future[memoryview]) -> None:
         """Add a request."""
-        if begin not in self._ends:
-            insort(self._begins, begin)
-        self._ends[begin] = end, kept
+        with self._lock:
+            if begin not in self._ends:
+                insort(self._begins, begin)
+            self._ends[begin] = end, kept
 
     def remove(self, begin: int, kept: Future[memoryview]) -> None:
         """Remove a request."""
-        if self._ends.get(begin, (0, None))[1] is kept:
-            del self._begins[bisect_left(self._begins, begin)]
-            del self._ends[begin]
+        with self._lock:
+            if self._ends.get(begin, (0, None))[1] is kept:
+                del self._begins[bisect_left(self._begins, begin)]
+                del self._ends[begin]
+
+    def around(self, begin: int, end: int, size: int) -> Span:
+        """Return where the last request before some bytes ends, and the first behind begins."""
+        with self._lock:
+            before, behind = bisect_right(self._begins, begin), bisect_left(self._begins, end)
+            return (
+                self._ends[self._begins[before - 1]][0] if before else 0,
+                self._begins[behind] if behind < len(self._begins) else size,
+            )
 
     def missing(self, begin: int, end: int) -> tuple[list[Span], list[UnderWay]]:
         """Return the spans that no request asks for, and the requests for the others."""
         lacking: list[Span] = []
         asked: list[UnderWay] = []
-        at = bisect_right(self._begins, begin)
-        if at and self._ends[self._begins[at - 1]][0] > begin:
-            at -= 1
-        while begin < end:
-            first = self._begins[at] if at < len(self._begins) else end
-            if begin < first:
-                lacking.append((begin, min(first, end)))
-            if first < end:
-                begin, kept = self._ends[first]
-                asked.append((first, kept))
-                at += 1
-            else:
-                begin = end
+        with self._lock:
+            at = bisect_right(self._begins, begin)
+            if at and self._ends[self._begins[at - 1]][0] > begin:
+                at -= 1
+            while begin < end:
+                first = self._begins[at] if at < len(self._begins) else end
+                if begin < first:
+                    lacking.append((begin, min(first, end)))
+                if first < end:
+                    begin, kept = self._ends[first]
+                    asked.append((first, kept))
+                    at += 1
+                else:
+                    begin = end
         return lacking, asked
 
 
@@ -97,8 +114,9 @@ class RemoteFiles:
         state: Callable[[int], int | None] = lambda file: None,
     ) -> None:
         self._requests, self._pages = requests, pages
-        self._name, self._size, self._state = name, size, state
-        self._key = cache(key)  # which takes 20 us to make
+        self._size, self._state = size, state
+        self._name = lru_cache(KNOWN_NAMES)(name)  # which takes 10 us to make
+        self._key = cache(key)  # which takes 20 us
         self._etags: dict[str, str] = {}  # of the first answers; who opens it again has new ones
         self._locks = Locks()
         self._under_way: dict[int, _UnderWay] = {}
@@ -122,18 +140,18 @@ class RemoteFiles:
         """
         whole = self._whole_of(file for file, _, _ in pieces)
         pieces = [piece for piece in pieces if piece[0] not in whole]
-        with self._lock:
-            lacking = self._lacking(pieces, most_bytes)
-            if not lacking:
-                return
-            require_unforked(self.place.url)
+        lacking = self._lacking(pieces, most_bytes)
+        if not lacking:
+            return
+        require_unforked(self.place.url)
+        with self._lock:  # one asks at a time; what came meanwhile is a page by now
             lacking = [
                 (file, first, last - first)
                 for file, begin, nbytes in lacking
                 for first, last in self._of(file).missing(begin, begin + nbytes)[0]
             ]
-            for request in planned(lacking, self._requests.gap_bytes(), MOST_BYTES, EXTRA):
-                self._begin(self._widened(request))
+            lacking = self._lacking(lacking, most_bytes)
+            self._begin(planned(lacking, self._requests.gap_bytes(), MOST_BYTES, EXTRA), MARGIN)
 
     def read_many(self, pieces: Sequence[Piece], outs: Iterable[Bytes]) -> None:
         """Copy pieces, each to the front of one of `outs`; they are asked for together."""
@@ -144,7 +162,7 @@ class RemoteFiles:
             while end < len(pieces) and nbytes < MOST_AHEAD_BYTES:
                 nbytes += pieces[end][2]
                 end += 1
-            late: list[tuple[Piece, Bytes]] = []
+            late: list[tuple[Piece, Bytes, list[Span]]] = []
             for piece in pieces[begin:end]:
                 file, offset, size = piece
                 out = next(places)[:size]
@@ -153,11 +171,11 @@ class RemoteFiles:
                     if at + size <= len(segments[0]):
                         out[:] = segments[number][at : at + size]
                         continue
-                if self._pages.read_into(self._key(file), offset, out):
-                    late.append((piece, out))
-            self.prefetch([piece for piece, _ in late])
-            for (file, offset, _), out in late:
-                self.read_into(file, offset, out)
+                if lacking := self._pages.read_into(self._key(file), offset, out):
+                    late.append((piece, out, lacking))
+            self.prefetch([piece for piece, _, _ in late])
+            for (file, offset, _), out, lacking in late:
+                self._await(file, offset, out, lacking)
             self._requests.counts.read_bytes += nbytes
             begin = end
 
@@ -191,29 +209,25 @@ class RemoteFiles:
         if (mapped := self.mapped(file)) is not None:
             out[:] = mapped[offset : offset + len(out)]
             return
-        key = self._key(file)
-        lacking = self._pages.read_into(key, offset, out)
-        if not lacking:
-            return
+        if lacking := self._pages.read_into(self._key(file), offset, out):
+            self._await(file, offset, out, lacking)
+
+    def _await(self, file: int, offset: int, out: Bytes, lacking: Sequence[Span]) -> None:
+        """Copy the spans that are lacking of bytes of a file, as soon as they come."""
         require_unforked(self.place.url)
         waiting: list[UnderWay] = []
         with self._lock:
-            for first, last in lacking:  # some may have come meanwhile
-                place = out[first - offset : last - offset]
-                for begin, end in self._pages.read_into(key, first, place):
-                    waiting += self._asked_for(file, begin, end)
+            for span in lacking:
+                spans, asked = self._of(file).missing(*span)
+                waiting += asked
+                for first, last in spans:  # some may have come meanwhile
+                    place = out[first - offset : last - offset]
+                    for begin, end in self._pages.read_into(self._key(file), first, place):
+                        waiting += self._begin(_exactly(file, begin, end))
         for first, answer in waiting:  # not from the pages, which may be removed again by now
             data = answer.result()[max(offset - first, 0) : offset + len(out) - first]
             at = max(first - offset, 0)
             out[at : at + len(data)] = data
-
-    def _asked_for(self, file: int, begin: int, end: int) -> Iterator[UnderWay]:
-        """Give the requests for bytes of a file, begun where none is under way."""
-        spans, asked = self._of(file).missing(begin, end)
-        yield from asked
-        pieces = [(file, first, last - first) for first, last in spans]
-        for request in planned(pieces, 0, MOST_BYTES, 0.0):
-            yield request.begin, self._begin(request)
 
     def check(self, file: int) -> None:
         """Ask the store whether a file is there, in its size; whatever is here does not count.
@@ -226,7 +240,7 @@ class RemoteFiles:
 
     def has(self, file: int, offset: int, nbytes: int) -> bool:
         """Whether bytes of a file are here already."""
-        return not self._pages.missing(self._key(file), offset, offset + nbytes)
+        return not self._pages.missing(self._key(file), [(offset, offset + nbytes)])
 
     def keep(self, file: int, data: memoryview) -> None:
         """Keep the first bytes of a file, which came in another way."""
@@ -239,82 +253,76 @@ class RemoteFiles:
     def _lacking(self, pieces: Iterable[Piece], most_bytes: int) -> list[Piece]:
         """Return what is not here of some pieces, until it is `most_bytes`."""
         found: list[Piece] = []
-        for file, offset, nbytes in pieces:
-            end = offset + min(nbytes, most_bytes)
-            for first, last in self._pages.missing(self._key(file), offset, end):
-                found.append((file, first, last - first))
+        for file, some in groupby(pieces, itemgetter(0)):
+            spans = ((offset, offset + nbytes) for _, offset, nbytes in some)
+            for first, last in self._pages.missing(self._key(file), spans):
+                if most_bytes <= 0:
+                    return found
+                found.append((file, first, min(last - first, most_bytes)))
                 most_bytes -= last - first
-            if most_bytes <= 0:
-                break
         return found
 
-    def _widened(self, request: Request) -> Request:
+    def _widened(self, request: Request, margin: float) -> Request:
         """Return a request with what no array has between it and what is here, or an end.
 
         So a file whose arrays are all here is here as a whole.
         """
         file, begin, end = request
-        self._spare += MARGIN * (end - begin)
+        self._spare += margin * (end - begin)
         most = min(int(self._spare / 2), MOST_MARGIN_BYTES)
-        if not most or self.place.options.gap_bytes == 0:
+        if not margin or not most or self.place.options.gap_bytes == 0:
             return request
-        before = self._not_asked(file, max(begin - most, 0), begin)
-        behind = self._not_asked(file, end, min(end + most, self._size(file)))
-        if before and before[-1][1] == begin and before[-1][0] != begin - most:
-            begin = before[-1][0]
-        if behind and behind[0][0] == end and behind[0][1] != end + most:
-            end = behind[0][1]
+        key, size = self._key(file), self._size(file)
+        low, high = self._of(file).around(begin, end, size)
+        low = max(low, self._pages.before(key, begin, max(begin - most, 0)))
+        behind = self._pages.behind(key, end, min(end + most, size))
+        high = high if behind is None else min(high, behind)
+        begin = low if begin - low < most else begin
+        end = high if high - end < most else end
         self._spare -= end - begin - (request.end - request.begin)
         return Request(file, begin, end)
 
-    def _not_asked(self, file: int, begin: int, end: int) -> list[Span]:
-        """Return the spans of a file that are neither here nor under way."""
-        missing = self._pages.missing(self._key(file), begin, end)
-        return [span for each in missing for span in self._of(file).missing(*each)[0]]
-
     def _of(self, file: int) -> _UnderWay:
-        return self._under_way.setdefault(file, _UnderWay())
+        return self._under_way.get(file) or self._under_way.setdefault(file, _UnderWay())
 
-    def _begin(self, request: Request) -> Future[memoryview]:
-        """Ask for bytes; the future is done once they are pages."""
-        file, kept = request.file, Future[memoryview]()
+    def _begin(self, requests: Iterable[Request], margin: float = 0.0) -> list[UnderWay]:
+        """Ask for bytes; each future is done once they are pages."""
+        begun: list[tuple[Request, Future[memoryview]]] = []
         try:
-            answer = self._requests.some(
-                self._name(file), request.begin, request.end, self._size(file), self._etags,
-                self._state(file),
-            )  # fmt: skip
-            self._of(file).add(request.begin, request.end, kept)
-            answer.add_done_callback(partial(self._arrived, request, kept))
+            for plain in requests:
+                request, kept = self._widened(plain, margin), Future[memoryview]()
+                begun.append((request, kept))
+                self._of(request.file).add(request.begin, request.end, kept)
+            self._requests.ask([self._ask_for(*each) for each in begun])
         except BaseException as error:  # Ctrl-C, too: nobody may wait for what never comes
-            self._done(request, kept, error)
+            for each in begun:
+                self._done(*each, error)
             raise
-        return kept
+        return [(request.begin, kept) for request, kept in begun]
 
-    def _arrived(
-        self, request: Request, kept: Future[memoryview], answer: Future[memoryview]
+    def _ask_for(self, request: Request, kept: Future[memoryview]) -> Ask:
+        file, begin, end = request
+        told = partial(self._keep, request, kept)
+        name, size, state = self._name(file), self._size(file), self._state(file)
+        return Ask(name, begin, end, size, self._etags, state, told)
+
+    def _keep(
+        self, request: Request, kept: Future[memoryview], found: memoryview | BaseException
     ) -> None:
-        """Keep bytes in another thread than the one that all requests go through."""
-        try:
-            aside(partial(self._keep, request, kept, answer))
-        except RuntimeError as error:  # no thread can be started
-            self._done(request, kept, error)
-
-    def _keep(self, request: Request, kept: Future[memoryview], answer: Future[memoryview]) -> None:
-        try:
-            data = answer.result()
-            self._pages.write(self._key(request.file), request.begin, data)
-        except BaseException as error:  # raised where the bytes are wanted
-            self._done(request, kept, error)
-        else:
-            self._done(request, kept, data)
+        if not isinstance(found, BaseException):
+            try:
+                self._pages.write(self._key(request.file), request.begin, found)
+            except BaseException as error:  # raised where the bytes are wanted
+                found = error
+        self._done(request, kept, found)
 
     def _done(
         self, request: Request, kept: Future[memoryview], found: memoryview | BaseException
     ) -> None:
-        with self._lock:
-            self._of(request.file).remove(request.begin, kept)
-            if kept.done():
-                return
+        self._of(request.file).remove(request.begin, kept)
+        if isinstance(found, BaseException):
+            self._under_way.clear()  # who reads on asks anew: others may fail for the same cause
+        with suppress(InvalidStateError):  # it was given up
             if isinstance(found, BaseException):
                 kept.set_exception(found)
             else:
@@ -324,6 +332,10 @@ class RemoteFiles:
         """Forget what is under way."""
         with self._lock:
             self._under_way.clear()
+
+
+def _exactly(file: int, begin: int, end: int) -> list[Request]:
+    return planned([(file, begin, end - begin)], 0, MOST_BYTES, 0.0)
 
 
 def files_looked_at(

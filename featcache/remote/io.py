@@ -1,4 +1,4 @@
-"""Requests to object stores: one thread of asyncio a process, so many at a time, errors typed.
+"""Requests to object stores: in threads, so many at a time, errors typed.
 
 What an answer holds is compared with what was asked for: a range past the end of an object comes
 short, and without an error.
@@ -6,7 +6,6 @@ short, and without an error.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import importlib
 import math
@@ -14,12 +13,14 @@ import os
 import re
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 import xxhash
@@ -43,24 +44,23 @@ LOOK_S = 0.1  # between two looks for late ones, at most
 BUSY = frozenset(("429", "503"))  # what a store says that is asked too often
 EMPTY = "416"  # of a range of an object without bytes
 BURST_S = 0.5  # in which the requests at a time are halved once at most
-# Threads of obstore let go of Python's objects behind an answer; in an interpreter that ends
-# meanwhile they abort the process. So it ends so many seconds later.
-END_S = 0.1
+LINGER_S = 2.0  # that a thread waits for something to do, before it ends
+# Threads of obstore let go of Python's objects behind an answer, and ours come back with it; in an
+# interpreter that ends meanwhile they abort the process. So it ends so many seconds later: the
+# first at least, the second at most, while requests are under way.
+END_S, MOST_END_S = 0.1, 1.0
 
-# One loop a process. What obstore began before a fork hangs in the child, and then in the parent:
-# so a child that inherits a loop gets an error in its place.
+# What obstore began before a fork hangs in the child, and then in the parent: so a child of a
+# process that has asked gets an error in its place.
 
-_loop: asyncio.AbstractEventLoop | None = None
-_disk: SimpleQueue[Callable[[], object]] | None = None
+_has_asked = False
 _forked = False
-_starting = threading.Lock()
+_running: weakref.WeakSet[_Threads] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    global _disk, _forked, _starting
-    _starting = threading.Lock()
-    _disk = None
-    _forked = _loop is not None
+    global _forked
+    _forked = _has_asked
 
 
 if hasattr(os, "register_at_fork"):
@@ -75,53 +75,6 @@ def require_unforked(url: str) -> None:
             "on in it; read in threads (FeatureLoader does), or start workers anew: "
             "multiprocessing_context='forkserver' or 'spawn'"
         )
-
-
-def begin(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-    """Run a coroutine in the loop of this process."""
-    return asyncio.run_coroutine_threadsafe(_alone(coroutine), loop())
-
-
-async def _alone(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine; its error does not lead to a store's own words, which may hold secrets."""
-    try:
-        return await coroutine
-    except Exception as error:
-        error.__context__ = None
-        raise
-
-
-def loop() -> asyncio.AbstractEventLoop:
-    """Return the loop of this process, which runs in a thread of its own."""
-    global _loop
-    with _starting:
-        if _loop is None:
-            new, name = asyncio.new_event_loop(), "featcache-remote"
-            try:
-                threading.Thread(target=new.run_forever, name=name, daemon=True).start()
-            except RuntimeError:  # too many threads: nobody may wait for one that has none
-                new.close()
-                raise
-            _loop = new
-            atexit.register(time.sleep, END_S)
-        return _loop
-
-
-def aside(work: Callable[[], object]) -> None:
-    """Do what waits for a disk in a thread of this process, one after the other."""
-    global _disk
-    with _starting:
-        if _disk is None:
-            works: SimpleQueue[Callable[[], object]] = SimpleQueue()
-            name = "featcache-pages"
-            threading.Thread(target=_work, args=(works,), name=name, daemon=True).start()
-            _disk = works
-    _disk.put(work)
-
-
-def _work(works: SimpleQueue[Callable[[], object]]) -> None:
-    while True:
-        works.get()()
 
 
 @dataclass
@@ -199,9 +152,94 @@ class _Pace:
         return max(LATE * self.latency_s(0.99), LEAST_LATE_S)
 
 
+class _Threads:
+    """Threads that carry out jobs, as many at a time as `room` says; without one they end soon."""
+
+    def __init__(self, room: Callable[[], float]) -> None:
+        self._room = room
+        self._jobs: deque[Callable[[], object]] = deque()
+        self._all: set[threading.Thread] = set()
+        self._busy = 0
+        self._turn = threading.Condition()
+        _running.add(self)
+
+    def do(self, jobs: Sequence[Callable[[], object]]) -> None:
+        """Give jobs, which raise nothing, to threads, in their order and behind those that wait."""
+        global _has_asked
+        _has_asked = True
+        with self._turn:
+            self._jobs += jobs
+            try:
+                self._start_some()
+            except BaseException:  # Ctrl-C, too: nobody may wait for what is never done
+                for _ in jobs:
+                    self._jobs.pop()
+                raise
+            self._turn.notify(len(jobs))
+
+    def drop(self) -> None:
+        """Begin none of the jobs that wait."""
+        with self._turn:
+            self._jobs.clear()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a thread is at a job."""
+        return self._busy > 0
+
+    def _start_some(self) -> None:
+        while len(self._all) < min(self._busy + len(self._jobs), int(self._room())):
+            thread = threading.Thread(target=self._work, name="featcache-remote", daemon=True)
+            self._all.add(thread)
+            try:
+                thread.start()
+            except BaseException as error:
+                self._all.discard(thread)
+                if self._all and isinstance(error, RuntimeError):
+                    return  # there can be no more: those that there are do it
+                raise
+
+    def _work(self) -> None:
+        done = 0
+        while (job := self._next(done)) is not None:
+            job()
+            del job  # and keep nothing of it
+            done = 1
+
+    def _next(self, done: int) -> Callable[[], object] | None:
+        with self._turn:
+            self._busy -= done
+            while not self._jobs or self._busy >= int(self._room()):
+                if not self._turn.wait(LINGER_S) and not self._jobs:
+                    self._all.discard(threading.current_thread())
+                    return None
+            self._busy += 1
+            if len(self._jobs) > 1:
+                self._turn.notify()  # there may be room for more than before
+            return self._jobs.popleft()
+
+
+@atexit.register
+def _end() -> None:
+    if not _has_asked or _forked:
+        return
+    ends = time.monotonic() + MOST_END_S
+    for each in list(_running):
+        each.drop()
+    time.sleep(END_S)
+    while any(each.is_busy for each in list(_running)) and time.monotonic() < ends:
+        time.sleep(END_S / 10)
+
+
+Told = Callable[[memoryview | BaseException], object]
+
+
 @dataclass(eq=False)
-class _Ask:
-    """Bytes of an object that are asked for."""
+class Ask:
+    """Bytes of an object that are asked for; arguments as of `Requests.some`.
+
+    `told` is called once with them, or their error, in the thread that got them; it raises nothing.
+    """
 
     name: str
     first: int
@@ -209,8 +247,9 @@ class _Ask:
     size: int
     etags: dict[str, str]
     state: int | None
-    answer: Future[memoryview] = field(default_factory=Future)
+    told: Told
     began: float = 0.0
+    is_told: bool = False
 
 
 class Requests:
@@ -219,18 +258,17 @@ class Requests:
     def __init__(self, place: RemotePlace) -> None:
         self.place = place
         self.counts = Counts()
+        self._prefix = place.path("")
         self._pace = _Pace(place.options.concurrency)
+        self._threads = _Threads(lambda: self._pace.room)
         require_unforked(place.url)
         # what fails is heard of, and only then asked for with patience
         self._eager, self._store = place.store(patient=False), place.store()
         self._obstore = importlib.import_module("obstore")
         self._errors = importlib.import_module("obstore.exceptions")
-        self._room: asyncio.Semaphore | None = None
-        self._asked: deque[_Ask] = deque()
-        self._is_woken = False
-        self._serving: set[asyncio.Task[None]] = set()
-        self._waiting: dict[_Ask, None] = {}  # for their answers to begin
-        self._watch: asyncio.Task[None] | None = None
+        self._lock = threading.Lock()
+        self._waiting: dict[Ask, None] = {}  # for their answers to begin
+        self._is_watched = not place.options.hedge
 
     def __reduce__(self) -> tuple[object, ...]:
         return Requests, (self.place,)  # the store holds secrets
@@ -243,16 +281,14 @@ class Requests:
         Raises `FileNotFoundError` without one, `CorruptCacheError` for one of more than
         `most_bytes`, before any of it is read.
         """
-        require_unforked(self.place.url)
-        return begin(self._whole(name, etag, most_bytes)).result()
+        return self._begin(partial(self._whole, name, etag, most_bytes)).result()
 
     def front(self, name: str, nbytes: int) -> tuple[Look, memoryview]:
         """Return a look at an object, and as many of its first bytes as it has of `nbytes`.
 
         Raises `FileNotFoundError` without one.
         """
-        require_unforked(self.place.url)
-        return begin(self._front(name, nbytes)).result()
+        return self._begin(partial(self._front, name, nbytes)).result()
 
     def some(
         self,
@@ -276,17 +312,15 @@ class Requests:
             etags: by name, those of the first answers; they are put in.
             state: of the object, where it was looked at before.
         """
+        found: Future[memoryview] = Future()
+        known = {} if etags is None else etags
+        self.ask([Ask(name, first, end, size, known, state, partial(_set, found))])
+        return found
+
+    def ask(self, asks: Sequence[Ask]) -> None:
+        """Ask for bytes of objects, in this order; all of them, or none where it raises."""
         require_unforked(self.place.url)
-        ask = _Ask(name, first, end, size, {} if etags is None else etags, state)
-        self._asked.append(ask)
-        if not self._is_woken:  # one call wakes the loop for all that are asked meanwhile
-            try:
-                self._is_woken = True
-                loop().call_soon_threadsafe(self._serve_more)
-            except BaseException:  # Ctrl-C, too: the next one wakes it
-                self._is_woken = False
-                raise
-        return ask.answer
+        self._threads.do([partial(self._answer, each) for each in asks])
 
     def listed(self, prefix: str) -> dict[str, int]:
         """Return the objects below a prefix of the place, and their sizes."""
@@ -294,29 +328,25 @@ class Requests:
 
     def looks(self, prefix: str) -> dict[str, Look]:
         """Return a look at each object below a prefix of the place."""
-        require_unforked(self.place.url)
-        return begin(self._looks(prefix)).result()
+        return self._begin(partial(self._looks, prefix)).result()
 
     def put(self, name: str, data: bytes | Path, digest: str | None = None) -> Future[None]:
         """Store an object that never changes, a file's bytes where a path is given.
 
         A digest of it may be stored with it.
         """
-        require_unforked(self.place.url)
-        return begin(self._put(name, data, digest))
+        return self._begin(partial(self._put, name, data, digest))
 
     def digest(self, name: str) -> Future[str | None]:
         """Ask for the digest that an object was put with; None where it has none."""
-        require_unforked(self.place.url)
-        return begin(self._digest(name))
+        return self._begin(partial(self._digest, name))
 
     def replace(self, name: str, data: bytes, etag: str | None) -> None:
         """Store an object in the place of the one with an ETag; None: where there is none.
 
         Raises `FileExistsError` where another one is there.
         """
-        require_unforked(self.place.url)
-        begin(self._replace(name, data, etag)).result()
+        self._begin(partial(self._replace, name, data, etag)).result()
 
     def gap_bytes(self) -> int:
         """Return the bytes that take as long as a request that is spared for them."""
@@ -325,16 +355,22 @@ class Requests:
         latency_s, concurrency = self._pace.latency_s(0.5), self.place.options.concurrency
         return int(self._pace.bytes_per_s() * latency_s / concurrency)
 
-    async def _whole(
+    def _begin(self, work: Callable[[], T]) -> Future[T]:
+        """Do what waits for the store in a thread, so that Ctrl-C ends the wait for it."""
+        require_unforked(self.place.url)
+        found: Future[T] = Future()
+        self._threads.do([lambda: _set(found, _done(work))])
+        return found
+
+    def _whole(
         self, name: str, etag: str | None, most_bytes: int
     ) -> tuple[bytes, str | None] | None:
         options = {} if etag is None else {"if_none_match": etag}
         try:
-            async with self._limit():
-                self.counts.gets += 1
-                answer = await self._get(name, options)
-                size = answer.meta["size"]
-                data = b"" if size > most_bytes else bytes(await answer.bytes_async())
+            self._count(gets=1)
+            answer = self._get(name, options)
+            size = answer.meta["size"]
+            data = b"" if size > most_bytes else bytes(answer.bytes())
         except FileNotFoundError:
             raise FileNotFoundError(f"{self.place.url}/{name}") from None
         except self._errors.NotModifiedError:
@@ -346,90 +382,81 @@ class Requests:
                 f"{self.place.url}/{name} has {size:,} bytes, and a cache has at most "
                 f"{most_bytes:,} there; see what was put in its place"
             )
-        self.counts.nbytes += len(data)
+        self._count(nbytes=len(data))
         if len(data) != size:
             raise self._short(name, len(data), size)
         return data, answer.meta["e_tag"]
 
-    async def _front(self, name: str, nbytes: int) -> tuple[Look, memoryview]:
+    def _front(self, name: str, nbytes: int) -> tuple[Look, memoryview]:
         options: dict[str, Any] = {"range": (0, nbytes)} if nbytes else {}
         try:
-            async with self._limit():
-                self.counts.gets += 1
-                answer = await self._get(name, options)
-                data = memoryview(await answer.bytes_async() if nbytes else b"")
+            self._count(gets=1)
+            answer = self._get(name, options)
+            data = memoryview(answer.bytes() if nbytes else b"")
         except FileNotFoundError:
             raise FileNotFoundError(f"{self.place.url}/{name}") from None
         except Exception as error:
             status = STATUS.search(str(error))
             if nbytes and status is not None and status[1] == EMPTY:
-                return await self._front(name, 0)
+                return self._front(name, 0)
             raise self._told(name, error) from None
-        self.counts.nbytes += len(data)
+        self._count(nbytes=len(data))
         look = Look.of(answer.meta)
         wanted = min(nbytes, look.size)
         if len(data) < wanted:
             raise self._short(name, len(data), wanted)
         return look, data[:wanted]
 
-    def _serve_more(self) -> None:
-        """Begin to answer what is asked for, so many at a time; in the loop."""
-        self._is_woken = False
-        more = min(int(self._pace.room) - len(self._serving), len(self._asked))
-        for _ in range(more):
-            task = loop().create_task(self._serve())
-            self._serving.add(task)
-            task.add_done_callback(self._served)
-        if self._watch is None and self.place.options.hedge:
-            self._watch = loop().create_task(self._hedge_late())
-
-    def _served(self, task: asyncio.Task[None]) -> None:
-        self._serving.discard(task)
-        if self._asked:
-            self._serve_more()
-
-    async def _serve(self) -> None:
-        """Answer one after the other, until none is left, or too many are answered at a time."""
-        while self._asked and len(self._serving) <= self._pace.room:
-            ask = self._asked.popleft()
+    def _answer(self, ask: Ask) -> None:
+        """Answer what is asked for, unless another request for it was faster."""
+        if not ask.began:
             ask.began = time.perf_counter()
             self._waiting[ask] = None
-            await self._answer(ask)
+            if not self._is_watched:
+                self._watch()
+        found = _done(partial(self._some, ask))
+        self._waiting.pop(ask, None)
+        with self._lock:
+            is_first, ask.is_told = not ask.is_told, True
+        if is_first:
+            ask.told(found)
 
-    async def _answer(self, ask: _Ask) -> None:
-        try:
-            data = await _alone(self._some(ask))
-        except BaseException as error:
-            self._waiting.pop(ask, None)
-            if not ask.answer.done():
-                ask.answer.set_exception(error)
-        else:
-            if not ask.answer.done():
-                ask.answer.set_result(data)
+    def _watch(self) -> None:
+        """Make requests again that are late, as long as any are waited for."""
+        with self._lock:
+            if self._is_watched:
+                return
+            self._is_watched = True
+        with suppress(RuntimeError):  # without one more thread they are made once
+            threading.Thread(target=self._hedge_late, name="featcache-late", daemon=True).start()
 
-    async def _hedge_late(self) -> None:
+    def _hedge_late(self) -> None:
         """Make requests again whose answers do not begin for long; the first answer counts."""
-        again: set[asyncio.Task[None]] = set()
-        while self._serving or self._asked:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._is_watched = False
+                    return
             late_s = self._pace.late_s()
-            await asyncio.sleep(min(late_s / 2, LOOK_S))
+            time.sleep(min(late_s / 2, LOOK_S))
             now = time.perf_counter()
             for ask in list(self._waiting):
                 if now - ask.began <= late_s:
                     break  # those behind it began later
-                del self._waiting[ask]
-                self.counts.hedges += 1
-                again.add(loop().create_task(self._answer(ask)))
-        self._watch = None
+                if self._waiting.pop(ask, ask) is not ask:  # it has not begun meanwhile
+                    self._count(hedges=1)
+                    again = partial(self._answer, ask)
+                    with suppress(RuntimeError):  # no thread: the first one may still come
+                        threading.Thread(target=again, name="featcache-late", daemon=True).start()
 
-    async def _some(self, ask: _Ask) -> memoryview:
+    def _some(self, ask: Ask) -> memoryview:
         name = ask.name
         options: dict[str, Any] = {"range": (ask.first, ask.end)}
         known = ask.etags.get(name)
         if known is not None and not known.startswith("W/"):  # which If-Match never matches
             options["if_match"] = known
         try:
-            meta, data = await self._fetched(ask, options)
+            meta, data = self._fetched(ask, options)
         except FileNotFoundError:
             raise self._changed(ask, "is missing") from None
         except self._errors.PreconditionError:
@@ -447,62 +474,63 @@ class Requests:
             raise self._short(name, len(data), ask.end - ask.first)
         return data
 
-    async def _fetched(
-        self, ask: _Ask, options: dict[str, Any]
-    ) -> tuple[Mapping[str, Any], memoryview]:
+    def _fetched(self, ask: Ask, options: dict[str, Any]) -> tuple[Mapping[str, Any], memoryview]:
         """Return what the store says of an object, and bytes of it; tried again if it fails."""
-        path, is_first = self.place.path(ask.name), True
+        path, is_first = self._prefix + ask.name, True
         while True:
-            self.counts.gets += 1
             began = time.perf_counter()
             try:
                 store = self._eager if is_first else self._store
-                answer = await self._obstore.get_async(store, path, options=options)
+                answer = self._obstore.get(store, path, options=options)
                 if is_first:
                     self._pace.begun(time.perf_counter() - began)
                 self._waiting.pop(ask, None)
-                data = memoryview(await answer.bytes_async())
-            except self._errors.GenericError as error:
-                if not is_first:
+                data = memoryview(answer.bytes())
+            except Exception as error:
+                is_last = not (is_first and isinstance(error, self._errors.GenericError))
+                self._count(gets=1, again=not is_last)
+                if is_last:
                     raise
                 status = STATUS.search(str(error))
                 if status is not None and status[1] in BUSY:
                     self._pace.is_too_fast()
                 is_first = False
-                self.counts.again += 1
             else:
-                self.counts.nbytes += len(data)
+                self._count(gets=1, nbytes=len(data))
                 self._pace.ended(len(data))
                 return answer.meta, data
 
-    async def _looks(self, prefix: str) -> dict[str, Look]:
-        path = self.place.path(prefix)
+    def _count(self, gets: int = 0, again: int = 0, hedges: int = 0, nbytes: int = 0) -> None:
+        with self._lock:
+            self.counts.gets += gets
+            self.counts.again += again
+            self.counts.hedges += hedges
+            self.counts.nbytes += nbytes
+
+    def _looks(self, prefix: str) -> dict[str, Look]:
+        path = self._prefix + prefix
         found: dict[str, Look] = {}
         for tries_left in reversed(range(TRIES)):  # obstore does not try a cut list again
             try:
-                async for page in self._obstore.list(self._store, path):
+                for page in self._obstore.list(self._store, path):
                     found.update((each["path"], Look.of(each)) for each in page)
                 break
             except Exception as error:
                 if not tries_left:
                     raise self._told(prefix, error) from None
-        below = len(path) - len(prefix)
-        return {name[below:]: look for name, look in found.items()}
+        return {name[len(self._prefix) :]: look for name, look in found.items()}
 
-    async def _put(self, name: str, data: bytes | Path, digest: str | None) -> None:
+    def _put(self, name: str, data: bytes | Path, digest: str | None) -> None:
         how = {"chunk_size": PIECE_BYTES, "max_concurrency": PIECES_AT_ONCE}
         attributes = None if digest is None else {DIGEST: digest}
-        path = self.place.path(name)
         try:
-            async with self._limit():
-                await self._obstore.put_async(self._store, path, data, attributes=attributes, **how)
+            self._obstore.put(self._store, self._prefix + name, data, attributes=attributes, **how)
         except Exception as error:
             raise self._told(name, error) from None
 
-    async def _digest(self, name: str) -> str | None:
+    def _digest(self, name: str) -> str | None:
         try:
-            async with self._limit():
-                answer = await self._get(name, {"head": True})
+            answer = self._get(name, {"head": True})
         except FileNotFoundError:
             return None
         except Exception as error:
@@ -510,26 +538,20 @@ class Requests:
         found: str | None = answer.attributes.get(DIGEST)
         return found
 
-    async def _replace(self, name: str, data: bytes, etag: str | None) -> None:
+    def _replace(self, name: str, data: bytes, etag: str | None) -> None:
         mode = "create" if etag is None else {"e_tag": etag}
         try:
-            await self._obstore.put_async(self._store, self.place.path(name), data, mode=mode)
+            self._obstore.put(self._store, self._prefix + name, data, mode=mode)
         except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
             raise FileExistsError(f"{self.place.url}/{name}") from None
         except Exception as error:
             raise self._told(name, error) from None
 
-    def _limit(self) -> asyncio.Semaphore:
-        if self._room is None:
-            self._room = asyncio.Semaphore(self.place.options.concurrency)
-        return self._room
-
-    async def _get(self, name: str, options: dict[str, Any]) -> Any:
-        path = self.place.path(name)
-        return await self._obstore.get_async(self._store, path, options=options)
+    def _get(self, name: str, options: dict[str, Any]) -> Any:
+        return self._obstore.get(self._store, self._prefix + name, options=options)
 
     def _changed(
-        self, ask: _Ask, how: str = "is another object than when it was first read"
+        self, ask: Ask, how: str = "is another object than when it was first read"
     ) -> CorruptCacheError:
         do = "was the cache overwritten while it was open? open it again"
         if ask.state is not None:
@@ -558,3 +580,19 @@ class Requests:
             said = "it may not know ranges, which are needed"
         tried = f"{self.place.options.retry_s:g} s of trying"
         return RemoteError(f"{where} cannot be reached after up to {tried}: {said}")
+
+
+def _done(work: Callable[[], T]) -> T | BaseException:
+    """Do work, and return its error, which does not lead to a store's words: they hold secrets."""
+    try:
+        return work()
+    except BaseException as error:
+        error.__context__ = None
+        return error
+
+
+def _set(future: Future[T], found: T | BaseException) -> None:
+    if isinstance(found, BaseException):
+        future.set_exception(found)
+    else:
+        future.set_result(found)

@@ -23,7 +23,7 @@ import shutil
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import FileIO
 from itertools import count
 from pathlib import Path
@@ -81,7 +81,7 @@ class Locks:
 
 
 def most_open() -> int:
-    """Return how many segments may be open, two descriptors and a few more for each."""
+    """Return how many segments may be open, three descriptors and a few more for each."""
     try:
         import resource  # not on every system
     except ImportError:
@@ -110,13 +110,35 @@ class Pages:
         self._written = LOOK_EVERY_BYTES  # look at the first write
         self._locks = Locks()
 
-    def missing(self, key: str, begin: int, end: int) -> list[Span]:
-        """Return the spans of an object's bytes that are not here."""
+    def missing(self, key: str, spans: Iterable[Span]) -> list[Span]:
+        """Return those of an object's bytes that are not here of some, in their order."""
         found: list[Span] = []
-        for number, first, last in _by_segment(begin, end):
-            segment = self._there(key, number)
-            found += [(first, last)] if segment is None else segment.missing(first, last)
+        looked: set[int] = set()  # at what others may have written, once
+        for span in spans:
+            for number, first, last in _by_segment(*span):
+                segment = self._there(key, number)
+                if segment is None:
+                    found.append((first, last))
+                elif not segment.has(first, last):
+                    found += segment.missing(first, last, look=number not in looked)
+                    looked.add(number)
         return found
+
+    def before(self, key: str, begin: int, least: int) -> int:
+        """Return where the last bytes here before `begin` end; 0: before `least`, if at all."""
+        for number in range(begin // SEGMENT_BYTES, least // SEGMENT_BYTES - 1, -1):
+            segment = self._there(key, number)
+            if segment is not None and (found := segment.before(begin)):
+                return found
+        return 0
+
+    def behind(self, key: str, end: int, most: int) -> int | None:
+        """Return where the first bytes here from `end` on begin; None: behind `most`, if at all."""
+        for number in range(end // SEGMENT_BYTES, most // SEGMENT_BYTES + 1):
+            segment = self._there(key, number)
+            if segment is not None and (found := segment.behind(end)) is not None:
+                return found
+        return None
 
     def whole(self, key: str, size: int) -> list[Bytes] | None:
         """Return the segments of an object, each as long as any, if all of its bytes are here.
@@ -164,7 +186,8 @@ class Pages:
             piece = data[done : done + last - first]
             for again in (True, False):
                 try:
-                    self._opened(key, number, make=True).write(first, piece)
+                    segment = self._there(key, number) or self._opened(key, number, make=True)
+                    segment.write(first, piece)
                     break
                 except OSError as error:
                     if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not again:
@@ -273,6 +296,7 @@ class _Segment:
         self._records = 0  # bytes of records that were read
         self._lock = threading.Lock()  # of one process: see `Pages._opened`
         self._used = 0.0
+        self._log: int | None = None  # opened by the first that writes
         self.turn = 0  # the last one it was used in
         self._file = _file_at(path, make=make)
         mapping = mmap.mmap(self._file.fileno(), SEGMENT_BYTES, access=mmap.ACCESS_READ)
@@ -282,6 +306,8 @@ class _Segment:
     def __del__(self) -> None:
         if "_file" in self.__dict__:
             self._file.close()
+            if self._log is not None and self._log >= 0:
+                os.close(self._log)
 
     def is_removed(self) -> bool:
         """Whether its file has no name any more."""
@@ -303,12 +329,22 @@ class _Segment:
         with self._lock:
             return self._spans.has(begin, end)
 
-    def missing(self, begin: int, end: int) -> list[Span]:
+    def missing(self, begin: int, end: int, *, look: bool = True) -> list[Span]:
         with self._lock:
             if self._spans.has(begin, end):
                 return []
-            self._read_records()  # others may have written it
+            if look:
+                self._read_records()  # others may have written it
             return self._spans.missing(begin, end)
+
+    def before(self, begin: int) -> int:
+        with self._lock:
+            return self._spans.before(begin)
+
+    def behind(self, end: int) -> int | None:
+        with self._lock:
+            found = self._spans.behind(end, -1)
+        return found if found >= 0 else None
 
     def write(self, begin: int, data: memoryview) -> None:
         at = begin - self._begin
@@ -322,22 +358,26 @@ class _Segment:
 
     def _note(self, record: bytes) -> None:
         """Append a record, whatever others append meanwhile; a removed segment needs none."""
+        with self._lock:
+            if self._log is None:
+                self._log = self._opened_log()
+        if self._log >= 0 and os.write(self._log, record) < len(record):
+            self.path.unlink(missing_ok=True)  # the next record would not be where it must
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _opened_log(self) -> int:
+        """Return a descriptor that appends; -1 for a segment that was removed."""
         mine = self._file.fileno()
         log = DESCRIPTORS / str(mine)
+        how = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
         try:
-            descriptor = os.open(
-                log if log.exists() else self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-            )
+            found = os.open(log if log.exists() else self.path, how)
         except FileNotFoundError:  # no such names on this system, and it was removed
-            return
-        try:
-            if not os.path.sameopenfile(descriptor, mine):
-                return
-            if os.write(descriptor, record) < len(record):
-                self.path.unlink(missing_ok=True)  # the next record would not be where it must
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        finally:
-            os.close(descriptor)
+            return -1
+        if os.path.sameopenfile(found, mine):
+            return found
+        os.close(found)
+        return -1
 
     def _read_records(self) -> None:
         """Add the spans of new records; its caller holds the lock."""

@@ -63,6 +63,16 @@ class Spans:
             at += 1
         return found
 
+    def before(self, begin: int) -> int:
+        """Return where the last bytes end that are there before `begin`; 0 for none."""
+        at = bisect_right(self._ends, begin)
+        return self._ends[at - 1] if at else 0
+
+    def behind(self, end: int, size: int) -> int:
+        """Return where the first bytes begin that are there from `end` on; `size` for none."""
+        at = bisect_left(self._begins, end)
+        return self._begins[at] if at < len(self._begins) else size
+
 
 def planned(
     wanted: Sequence[tuple[int, int, int]], gap_bytes: int, most_bytes: int, extra: float

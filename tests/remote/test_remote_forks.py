@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -185,3 +187,23 @@ def test_pages_of_a_worker_alone_go_with_it() -> None:
     pages = Path(answers.get())
     process.join(60)
     assert not pages.exists()
+
+
+ENDS = """
+import sys
+from featcache.remote import RemoteOptions, RemotePlace, Requests
+
+requests = Requests(RemotePlace(sys.argv[1], RemoteOptions(retry_s=5.0, timeout_s=5.0)))
+asked = [requests.some("x", at, at + 9, 1000) for at in range(900)]
+"""
+
+
+def test_a_process_that_ends_while_it_asks_ends_well_and_soon(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(bytes(1000))
+    with serving(tmp_path) as server:
+        for delay_s in (0.0, 0.05, 0.15):
+            server.delay_s = delay_s
+            ended = subprocess.run([sys.executable, "-c", ENDS, server.url], check=False)
+            assert ended.returncode == 0
+            assert server.asked < 900  # what nobody waits for is not asked for
+            server.asked = 0

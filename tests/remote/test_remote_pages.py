@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from range_server import Handler, serving
 
-from featcache.errors import ClosedError, CorruptCacheError
+from featcache.errors import ClosedError, CorruptCacheError, RemoteError
 from featcache.interface import Bytes
 from featcache.remote import (
     Counts,
@@ -31,6 +31,7 @@ from featcache.remote import (
     ranges,
 )
 from featcache.remote import pages as module
+from featcache.remote.io import Ask, Told
 from featcache.remote.pages import Pages
 
 SIZE = 1 << 16
@@ -100,22 +101,20 @@ class Asked:
 
     def __init__(self) -> None:
         self.counts = Counts()
-        self.asked: list[tuple[int, int, Future[memoryview]]] = []
+        self.asked: list[tuple[int, int, Told]] = []
         self.error: BaseException | None = None
 
     def gap_bytes(self) -> int:
         return 0
 
-    def some(self, name: str, first: int, end: int, *_: object) -> Future[memoryview]:
+    def ask(self, asks: Sequence[Ask]) -> None:
         if self.error is not None:
             raise self.error
-        answer: Future[memoryview] = Future()
-        self.asked.append((first, end, answer))
-        return answer
+        self.asked += [(each.first, each.end, each.told) for each in asks]
 
     def answer(self) -> None:
-        for first, end, answer in self.asked:
-            answer.set_result(memoryview(bytes([7]) * (end - first)))
+        for first, end, told in self.asked:
+            told(memoryview(bytes([7]) * (end - first)))
 
 
 def files_of(asked: object, pages: Pages, name: str = "x", size: int = 1 << 50) -> RemoteFiles:
@@ -162,10 +161,21 @@ def test_a_request_that_could_not_begin_is_begun_by_the_next_read(
     assert set(out.tolist()) == {7}
 
 
+def test_who_reads_on_after_an_error_waits_for_nothing_that_was_asked_before(pages: Pages) -> None:
+    asked = Asked()
+    files = files_of(asked, pages)
+    files.prefetch([(0, 0, 10), (1, 50, 10)])
+    (_, _, told), _ = asked.asked
+    told(RemoteError("refused"))
+    asked.asked.clear()
+    files.prefetch([(0, 0, 10), (1, 50, 10)])
+    assert [(first, end) for first, end, _ in asked.asked] == [(0, 10), (50, 60)]
+
+
 def test_a_fork_does_not_wait_for_requests_of_its_parent(
     pages: Pages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(io, "_loop", object())
+    monkeypatch.setattr(io, "_has_asked", True)
     put(pages, "key")
     asked = Asked()
     files = files_of(asked, pages)
@@ -181,7 +191,7 @@ def test_a_fork_does_not_wait_for_requests_of_its_parent(
 def test_a_fork_does_not_wait_for_a_lock_of_its_parent(
     whose: str, pages: Pages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(io, "_loop", object())
+    monkeypatch.setattr(io, "_has_asked", True)
     put(pages, "key")
     files = files_of(Asked(), pages)
     segment: Any = next(iter(pages._segments.values()))
@@ -219,7 +229,7 @@ def test_no_more_is_read_ahead_than_there_is_memory_for(
 
 def test_no_bytes_are_lacking_of_none(pages: Pages) -> None:
     assert got(pages, "key", 5, 0) == ([], set())
-    assert pages.missing("key", 5, 5) == []
+    assert pages.missing("key", [(5, 5)]) == []
 
 
 def open_segments() -> list[os.stat_result]:
@@ -238,7 +248,7 @@ def test_few_segments_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.Mon
     for number in range(30):
         put(pages, f"key-{number}")
         got(pages, "key-0")
-    assert len(open_segments()) - before <= 2 * 10
+    assert len(open_segments()) - before <= 3 * 10
     assert got(pages, "key-1") == ([], {7})
     assert all(got(pages, f"key-{number}") == ([], {7}) for number in range(30))
 
@@ -249,7 +259,7 @@ def test_segments_that_were_removed_are_not_kept_open(tmp_path: Path) -> None:
     before = len(open_segments())
     for number in range(30):
         put(pages, f"key-{number}", nbytes=1 << 14)
-    assert len(open_segments()) - before <= 2 * 8
+    assert len(open_segments()) - before <= 3 * 8
     assert sum(not status.st_nlink for status in open_segments()) == 0
 
 
@@ -394,29 +404,47 @@ def test_an_array_that_the_pages_have_no_room_for_is_read(
 
 
 def test_where_no_thread_can_be_started_a_read_says_so_and_the_next_one_reads(
-    pages: Pages, monkeypatch: pytest.MonkeyPatch
+    pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = threading.Thread.start
 
     def none_left(thread: threading.Thread) -> None:
-        if thread.name == "featcache-pages":
+        if thread.name == "featcache-remote":
             raise RuntimeError("can't start new thread")
         plain(thread)
 
-    asked, out = Asked(), np.zeros(10, np.uint8)
-    monkeypatch.setattr(io, "_disk", None)
-    remote = files_of(asked, pages)
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", none_left)
-        remote.prefetch([(0, 0, 10), (0, 50, 10)])
-        asking = [remote._under_way[0].missing(0, 10)[1][0][1]]
-        asked.answer()
-        assert isinstance(asking[0].exception(timeout=5), RuntimeError)
-    asked.asked.clear()
-    remote.prefetch([(0, 0, 10)])
-    asked.answer()
-    assert within_5_s(lambda: remote.read_into(0, 0, out)) is None
+    (tmp_path / "x").write_bytes(bytes([7]) * 100)
+    out: Bytes = np.zeros(10, np.uint8)
+    with serving(tmp_path) as server:
+        remote = files_of(Requests(RemotePlace(server.url)), pages, size=100)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", none_left)
+            for ask in (
+                lambda: remote.prefetch([(0, 0, 10)]),
+                lambda: remote.read_into(0, 0, out),
+            ):
+                assert within_5_s(ask) is RuntimeError
+        assert within_5_s(lambda: remote.read_into(0, 0, out)) is None
+        assert len(server.requests) == 1
     assert set(out.tolist()) == {7}
+
+
+def test_threads_that_ask_end_when_there_is_nothing_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(io, "LINGER_S", 0.01)
+    (tmp_path / "x").write_bytes(bytes([7]) * 100)
+    with serving(tmp_path) as server:
+        requests = Requests(RemotePlace(server.url, RemoteOptions(concurrency=3)))
+        for _ in range(2):
+            asked = [requests.some("x", at, at + 1, 100) for at in range(20)]
+            threads = list(requests._threads._all)
+            assert len(threads) <= 3
+            assert [answer.result(timeout=5) for answer in asked] == [bytes([7])] * 20
+            for thread in threads:
+                thread.join(5)
+            assert not any(thread.is_alive() for thread in threads)
+        assert server.most <= 3
 
 
 def test_ctrl_c_while_a_request_is_handed_on_leaves_none_that_is_never_made(
@@ -424,13 +452,13 @@ def test_ctrl_c_while_a_request_is_handed_on_leaves_none_that_is_never_made(
 ) -> None:
     (tmp_path / "x").write_bytes(bytes(9))
 
-    def interrupted() -> object:
+    def interrupted(_: threading.Thread) -> None:
         raise KeyboardInterrupt
 
     with serving(tmp_path) as server:
         requests = Requests(RemotePlace(server.url))
         with monkeypatch.context() as patch:
-            patch.setattr(io, "loop", interrupted)
+            patch.setattr(threading.Thread, "start", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 requests.some("x", 0, 9, 9)
         assert requests.some("x", 0, 9, 9).result(timeout=5) == bytes(9)
