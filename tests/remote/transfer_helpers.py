@@ -20,14 +20,17 @@ from featcache.transfer import Transfer, pull, push
 Values = dict[str, float]
 
 
-def write(path: Path, ids: range, frames: int = 2) -> None:
-    with CacheWriter(path, features=[FeatureStorageConfig("x")]) as writer:
+def write(path: Path, ids: range, frames: int = 2, feature: str = "x") -> None:
+    with CacheWriter(path, features=[FeatureStorageConfig(feature)]) as writer:
         for number in ids:
-            writer.write(f"utt-{number}", {"x": np.full((frames, 3), number, np.float32)})
+            writer.write(f"utt-{number}", {feature: np.full((frames, 3), number, np.float32)})
 
 
 def values(cache: featcache.Cache) -> Values:
-    return {id: float(np.asarray(cache.read(id, "x")).sum()) for id in cache.ids}
+    """All that a cache holds; its sets must be those of one moment."""
+    assert not any(cache.missing(feature) for feature in cache.features)
+    read = {id: [cache.read(id, feature) for feature in cache.features] for id in cache.ids}
+    return {id: float(sum(each.sum() for each in arrays)) for id, arrays in read.items()}
 
 
 @dataclass
