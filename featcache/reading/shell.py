@@ -362,6 +362,12 @@ class RemoteCache:
                 found = requests.whole(name, most_bytes=MOST_BYTES)
             except FileNotFoundError:
                 raise CorruptCacheError(f"{self.place.url}/{name} is missing") from None
+            except CorruptCacheError as error:  # which is too large for that
+                raise CacheError(
+                    f"{self.place.url}/{name} is too large to be read by its URL: the cache was "
+                    "written before manifests told the sizes of files; publish it again where it "
+                    "was made (tag it, say), and push it again, or copy it to a disk"
+                ) from error
             write_all(file, cast(tuple[bytes, str], found)[0])
             return
         if size.nbytes > MOST_BYTES and role_of(Path(name).name):
