@@ -205,9 +205,13 @@ class RemoteCache:
             self._fetch_named(set_prefix(name), each, seen)
             if version is not None and version in each["tags"]:
                 self._fetch_tagged(set_prefix(name), within(each["tags"][version], 1), seen)
-        is_new = any(self._here(set_prefix(name) + NAME) != data for name, data in sets.items())
+        files = {set_prefix(name) + NAME: data for name, data in sets.items()}
+        if SETS in contents[OWN]["requires"]:
+            write_ids = {name: str(each["write_id"]) for name, each in contents.items()}
+            files = {OUTER: outer_of(write_ids), **files}
+        is_new = any(self._here(file) != data for file, data in files.items())
         if is_new:
-            self._put_down(sets, contents)
+            self._put_down(files, contents)
         known = self._etags()
         now = {name: [etag, digest(data)] for name, (data, etag) in seen.items() if etag}
         if {**known, **now} != known:
@@ -218,18 +222,16 @@ class RemoteCache:
             _remove_superseded(self.directory / set_prefix(name))
 
     def _put_down(
-        self, sets: Mapping[str, bytes], contents: Mapping[str, Mapping[str, Any]]
+        self, files: Mapping[str, bytes], contents: Mapping[str, Mapping[str, Any]]
     ) -> None:
-        """Put manifests in their places, the cache's own last."""
-        if len(sets) > 1 or SETS in contents[OWN]["requires"]:
-            write_ids = {name: str(each["write_id"]) for name, each in contents.items()}
-            _write(self.directory / OUTER, outer_of(write_ids))
-        for name in sorted(sets, key=lambda name: name == OWN):
-            prefix, content = set_prefix(name), contents[name]
+        """Put manifests in their places, and what names them, the cache's own last."""
+        for name, content in contents.items():
+            prefix = set_prefix(name)
             if content["index"]:
-                kept = manifest_file(_name(content))
-                _write(self.directory / prefix / kept, sets[name])
-            _write(self.directory / prefix / NAME, sets[name])
+                kept = prefix + manifest_file(_name(content))
+                _write(self.directory / kept, files[prefix + NAME])
+        for file in sorted(files, key=lambda file: file == NAME):
+            _write(self.directory / file, files[file])
 
     def _pushed(self, content: Mapping[str, Any]) -> dict[str, bytes]:
         """Return the manifests of sets that the one of a pushed cache names."""

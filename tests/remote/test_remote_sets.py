@@ -77,22 +77,23 @@ def test_an_edit_that_was_stopped_anywhere_is_in_all_sets_or_in_none(
     assert {*found} == {3, 4}
 
 
+@pytest.mark.parametrize("file", ["sets/y/featcache.json", "sets/featcache.json", "featcache.json"])
 def test_a_shell_that_another_process_has_half_written_is_made_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = sets_at(tmp_path / "bucket" / "c")
     with serving(tmp_path / "bucket") as server:
         opened(server, tmp_path / "pages")
         remote = RemoteOptions(pages=tmp_path / "pages")
         shell = RemoteCache(RemotePlace.of(f"{server.url}/c", remote)).directory
-        old = (shell / "sets" / "y" / "featcache.json").read_bytes()
+        old = (shell / file).read_bytes()
         featcache.open(cache).delete(["utt-1"])
         refresh = RemoteCache.refresh
 
         def overtaken(self: RemoteCache, version: str | None = None) -> None:
             refresh(self, version)
             monkeypatch.setattr(RemoteCache, "refresh", refresh)
-            (shell / "sets" / "y" / "featcache.json").write_bytes(old)
+            (shell / file).write_bytes(old)
 
         monkeypatch.setattr(RemoteCache, "refresh", overtaken)
         assert len(values(opened(server, tmp_path / "pages"))) == 3
