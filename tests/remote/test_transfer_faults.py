@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_proxy import BROKEN, STATUS, FaultProxy, in_front_of
+from fault_proxy import BROKEN, STATUS, FaultProxy
+from fault_proxy import proxy as proxy
 from s3_server import bucket as bucket
 from s3_server import endpoint as endpoint
 from transfer_helpers import Generations, values
@@ -18,12 +18,6 @@ from featcache.transfer import pull, push
 
 FAULTS = [*((fault, "plain") for fault in (*STATUS, *BROKEN)), ("lost", "sets"), ("503", "sets")]
 ONCE = ("503", "429", "reset", "lost", "cut", "stall", "drip")  # the next try gets on
-
-
-@pytest.fixture
-def proxy(endpoint: str) -> Iterator[FaultProxy]:
-    with in_front_of(endpoint) as proxy:
-        yield proxy
 
 
 @pytest.mark.parametrize(("fault", "kind"), FAULTS)

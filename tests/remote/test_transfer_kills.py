@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from fault_proxy import KILLED, FaultProxy, in_front_of
+from fault_proxy import KILLED, FaultProxy
+from fault_proxy import proxy as proxy
 from s3_server import bucket as bucket
 from s3_server import endpoint as endpoint
 from transfer_helpers import Generations, killed, values, write
@@ -21,12 +22,6 @@ from featcache.transfer import Transfer, pull, push, sync
 
 FRAMES = 400_000  # more than one piece
 LIST_BYTES = 300  # of the lists of generations before, which are sent each time
-
-
-@pytest.fixture
-def proxy(endpoint: str) -> Iterator[FaultProxy]:
-    with in_front_of(endpoint) as proxy:
-        yield proxy
 
 
 @pytest.mark.parametrize(
