@@ -6,7 +6,7 @@ h5py's low-level interface: `file[name]` alone takes four times as long as all o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.adoptable import COMPLEX, CONVERT, COPY, Place, SourceFile
+from featcache.adoptable import COMPLEX, CONVERT, COPY, ByteSource, Place, SourceFile
 from featcache.adoptable.placed_arrays import PlacedArray
 from featcache.errors import AdoptionError, describe
 from featcache_backends._hdf5_heap import GlobalHeap
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     import h5py
 
 DEPTH = 32  # of groups
+NODE_HEAD = 24  # bytes of a node of a tree, before the first key
+HEADER_BYTES = 512  # of an object, as HDF5 reads at first
+CHUNKS_BYTES = 4096  # of a node that lists chunks: 24, and 64 times 8, and 65 times 24 to 56
+LAYOUT = 8  # a message in a header: how a dataset is stored
 DEFLATE, SHUFFLE = 1, 2
 MOST_DEFLATED = 1032  # bytes in a byte of deflate: 258 in two bits
 # what is read by HDF5 itself, which fills up what was never written: bytes, and bytes in one
@@ -50,7 +54,8 @@ class Hdf5Datasets:
         self._closing = ExitStack()
         source = self._closing.enter_context(place.open(path))
         self._path: Path | str = place.local(path) if place.is_local else path
-        self._bytes = SourceFile(source)
+        self._nodes = None if place.is_local else _NodesAhead(source)
+        self._bytes = SourceFile(self._nodes or source)
         try:
             self._file = self._opened_file()
             self._root = h5py.h5g.open(self._file, b"/")
@@ -210,12 +215,18 @@ class Hdf5Datasets:
                 yield from self._below(f"{name}/", member, seen)
 
     def _links(self, prefix: str, group: h5py.h5g.GroupID) -> list[tuple[bytes, int]]:
-        links: list[tuple[bytes, int]] = []
+        """Return the links of a group, and their kinds; the headers they lead to are asked for."""
+        links: list[tuple[bytes, int, int]] = []
         try:
-            group.links.iterate(lambda name, info: links.append((name, info.type)), info=True)
+            group.links.iterate(
+                lambda name, info: links.append((name, info.type, info.u)), info=True
+            )
         except BROKEN as error:
             self._refuse(prefix or "/", f"cannot be listed ({describe(error)})")
-        return links
+        if self._nodes is not None:
+            hard = [at for _, kind, at in links if kind == self._h5py.h5l.TYPE_HARD]
+            self._nodes.expect_objects(hard)
+        return [(name, kind) for name, kind, _ in links]
 
     def _text(self, prefix: str, link: bytes) -> str:
         try:
@@ -333,6 +344,51 @@ class Hdf5Datasets:
     def _refuse(self, name: str, what: str, remedy: str = CONVERT) -> NoReturn:
         self._raise_of_source()
         raise AdoptionError(f"{str(self._path)!r}: dataset {name!r} {what}; {remedy}")
+
+
+class _NodesAhead:
+    """A source of which HDF5 reads nodes that name others: these are asked for all at once.
+
+    HDF5 itself reads one after the other. Nodes are those of version 1, of the names in a group: a
+    "TREE" has the addresses of others, or of "SNOD"s, which have those of the headers of objects.
+    """
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source, self.path, self.size = source, source.path, source.size
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return exactly these bytes."""
+        data = self._source.read(offset, nbytes)
+        if data.startswith((b"TREE\0", b"SNOD\1")) and nbytes > NODE_HEAD:
+            is_tree = data.startswith(b"TREE")
+            count = int.from_bytes(data[6:8], "little")
+            begin, step = (NODE_HEAD + 8, 16) if is_tree else (16, 40)
+            places = range(begin, min(begin + step * count, nbytes - 7), step)
+            addresses = (int.from_bytes(data[at : at + 8], "little") for at in places)
+            self.expect(addresses, HEADER_BYTES)
+        return data
+
+    def expect(self, offsets: Iterable[int], nbytes: int) -> None:
+        """Ask for bytes at each of some places."""
+        self._source.expect(offsets, nbytes)
+
+    def expect_objects(self, headers: Sequence[int]) -> None:
+        """Ask for headers, and for the trees of chunks that they name."""
+        self.expect(headers, HEADER_BYTES)
+        self.expect(filter(None, map(self._chunks_of, headers)), CHUNKS_BYTES)
+
+    def _chunks_of(self, header: int) -> int | None:
+        """Return where the chunks of a dataset are listed, if its header, of version 1, says so."""
+        data = self._source.read(header, max(min(HEADER_BYTES, self.size - header), 0))
+        if not data.startswith(b"\1\0"):
+            return None
+        at, end = 16, 16 + int.from_bytes(data[8:12], "little")
+        while at + 8 < min(end, len(data)):
+            kind, size = (int.from_bytes(data[at + k : at + k + 2], "little") for k in (0, 2))
+            if kind == LAYOUT and data[at + 8 : at + 10] == b"\3\2":
+                return int.from_bytes(data[at + 11 : at + 19], "little")
+            at += 8 + size
+        return None
 
 
 def _described(kind: h5py.h5t.TypeID, found: np.dtype[np.generic]) -> str:

@@ -52,6 +52,12 @@ class ByteSource(Protocol):
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return exactly these bytes; raises `AdoptionError` if the file does not have them."""
 
+    def expect(self, offsets: Iterable[int], nbytes: int) -> None:
+        """Ask for bytes at each of some places, where that takes a request each, and do not wait.
+
+        Places that the file does not have are passed over.
+        """
+
 
 class SourceFile(io.RawIOBase):
     """A source as a file, for libraries that read one; the caller buffers it.

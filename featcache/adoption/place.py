@@ -167,6 +167,9 @@ class _OpenFile:
             rest, offset = rest[count:], offset + count
         return bytes(data)
 
+    def expect(self, offsets: Iterable[int], nbytes: int) -> None:
+        """Do nothing: a disk is read as fast bit by bit."""
+
 
 class Window:
     """Reads a file, a few kilobytes at once: small reads side by side cost one."""
@@ -225,6 +228,8 @@ def _files_below(root: str, folder: str, depth: int = 1) -> Iterator[str]:
 # Places behind URLs: objects of a store, read by ranges through pages.
 
 LEAST_AHEAD, MOST_AHEAD = 8192, 1 << 20  # bytes that come with those that are asked for
+BLOCK_BYTES = 4096  # in which headers lie side by side
+GAP_BYTES = 4 * BLOCK_BYTES  # between blocks that are expected: sooner read than asked for
 STEP = 4  # by which they grow where they were used, and shrink where they were not
 
 
@@ -392,6 +397,17 @@ class _OpenObject:
         self._files, self._number, self._where = files, number, where
         self._ahead = LEAST_AHEAD
         self._begin = self._end = self._used = 0  # of what came last
+
+    def expect(self, offsets: Iterable[int], nbytes: int) -> None:
+        """Ask for bytes at some places, all at once, and for what lies around them."""
+        spans: list[tuple[int, int]] = []
+        for offset in sorted(each for each in offsets if 0 <= each < self.size):
+            begin = offset - offset % BLOCK_BYTES
+            end = min(offset + nbytes + -(offset + nbytes) % BLOCK_BYTES, self.size)
+            if spans and begin - spans[-1][1] <= GAP_BYTES:
+                begin = spans.pop()[0]
+            spans.append((begin, end))
+        self._files.prefetch([(self._number, begin, end - begin) for begin, end in spans])
 
     def read(self, offset: int, nbytes: int) -> bytes:
         end = offset + nbytes

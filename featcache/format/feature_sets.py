@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from featcache.container_files import write_durably
 from featcache.errors import CorruptCacheError
@@ -22,6 +23,7 @@ from featcache.format.files import (
 )
 from featcache.format.manifest import (
     FORMAT_VERSION,
+    KEY,
     NAME,
     NAME_SETS,
     OUTER,
@@ -35,6 +37,8 @@ from featcache.format.manifest import (
     read_outer,
     tags_of,
 )
+
+_FIXED = {"format": "featcache", "version": FORMAT_VERSION, "kind": SETS}
 
 
 def set_names(cache: Path, manifest: Manifest | None = None) -> tuple[str, ...] | None:
@@ -61,13 +65,46 @@ def write_outer(cache: Path, **changed: object) -> None:
     What a killed writer left half written goes.
     """
     remove_unfinished(cache / SETS)
-    fixed = {"format": "featcache", "version": FORMAT_VERSION, "kind": SETS, SETS: ()}
-    write_durably(cache / OUTER, pack_json({**fixed, **(read_outer(cache) or {}), **changed}))
+    write_durably(
+        cache / OUTER, pack_json({**_FIXED, SETS: (), **(read_outer(cache) or {}), **changed})
+    )
 
 
 def last_edits(cache: Path) -> Mapping[str, tuple[str, str]]:
     """Return what names the last edits of several sets of a cache: other edits, other names."""
     return last_pairs(read_outer(cache) or {})
+
+
+def outer_of(write_ids: Mapping[str, str]) -> bytes:
+    """Return what names sets, and the manifests of all, which lie in their places."""
+    pairs = {name: ["", write_id] for name, write_id in write_ids.items()}
+    return pack_json({**_FIXED, SETS: [name for name in write_ids if name != OWN], KEY: pairs})
+
+
+# In an object store one file is replaced when anything changes, the cache's manifest. So it names
+# the manifests of the sets, which have names that no other write gives:
+#
+#     {..., "pushed_sets": {"energy": <write_id of sets/energy/featcache-<write_id>.json>}}
+
+PUSHED = "pushed_sets"  # key of a manifest in a store
+
+
+def pushed_sets(content: Mapping[str, Any]) -> dict[str, str]:
+    """Return the `write_id`s, by set, of the manifests that one in a store names.
+
+    Raises an error of `NOT_AS_WRITTEN` for one that names none.
+    """
+    return read_as(dict[Name, Name], content[PUSHED])
+
+
+def pushed_file(name: str, write_id: str) -> str:
+    """Return where a store has the manifest of a set, relative to the cache."""
+    return f"{SETS}/{name}/featcache-{write_id}.json"
+
+
+def set_prefix(name: str) -> str:
+    """Return the path of a set's directory in the cache, with a slash at its end."""
+    return "" if name == OWN else f"{SETS}/{name}/"
 
 
 def set_directories(cache: Path, named: Iterable[str]) -> dict[str, Path]:

@@ -397,10 +397,15 @@ def newer(where: str, what: str) -> FormatVersionError:
     )
 
 
+# on Windows a backslash begins another step, and a colon ends a drive, or names a stream of a file
+_STRANGE = {"nt": "\0\\:"}
+
+
 def within(path: object, depth: int = 100) -> str:
     """Return a path; raises `ValueError` if it leads out of the directory it is relative to."""
     steps = path.split("/") if isinstance(path, str) else [""]
-    if len(steps) > depth or "\0" in str(path) or any(step in ("", ".", "..") for step in steps):
+    is_strange = any(sign in str(path) for sign in _STRANGE.get(os.name, "\0"))
+    if len(steps) > depth or is_strange or any(step in ("", ".", "..") for step in steps):
         raise ValueError(f"{path!r} does not lead to a file of the cache")
     return cast(str, path)
 

@@ -325,7 +325,9 @@ class PartReader:
             if isinstance(root.path, str):
                 raise CacheError(
                     f"cache {str(self._cache)!r}: the adopted source {root.key!r} lies behind a "
-                    f"URL, {root.path}, and is not repaired: adopt it again (overwrite=True)"
+                    f"URL, {root.path}, and is not repaired, since a store that is not reached "
+                    "looks like one whose objects are gone: delete the utterances that verify "
+                    "names, or adopt it again (overwrite=True)"
                 )
             if root.path is None or not root.path.is_dir():
                 raise CacheError(

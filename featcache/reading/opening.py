@@ -473,7 +473,7 @@ def open_generation(
     with reading(path):
         manifest = read_manifest(path)
         if SETS in manifest.requires:
-            sets = _open_at_once(path, set_names(path) or (), settings)
+            sets = _open_at_once(path, settings)
         else:
             sets = {OWN: _open(path, path, settings, manifest)}
         _check_roots(path, sets.values(), settings)
@@ -520,15 +520,16 @@ def _joined(path: Path, sets: dict[str, Generation], expectation: Expectation | 
     return Generation.of_sets(path, served, join_sets(served), refused)
 
 
-def _open_at_once(
-    path: Path, named: tuple[str, ...], settings: OpenSettings
-) -> dict[str, Generation]:
+def _open_at_once(path: Path, settings: OpenSettings) -> dict[str, Generation]:
     """Open sets as they are at one moment: an edit of several is seen in all of them or in none."""
+    remote = settings.remote
     while True:
         edits = last_edits(path)
-        sets = _open_sets(path, named, settings)
+        sets = _open_sets(path, set_names(path) or (), settings)
         if last_edits(path) == edits:
-            return sets
+            if remote is None or remote.holds(edits):
+                return sets
+            remote.refresh(settings.version)  # other processes write the same shell
 
 
 def _open_sets(path: Path, named: tuple[str, ...], settings: OpenSettings) -> dict[str, Generation]:

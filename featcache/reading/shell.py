@@ -31,10 +31,12 @@ from featcache.errors import (
     StorageFullError,
 )
 from featcache.format.columns import ColumnFile
+from featcache.format.feature_sets import PUSHED, outer_of, pushed_file, pushed_sets, set_prefix
 from featcache.format.files import (
     NOT_AS_WRITTEN,
     FilePath,
     FileSize,
+    Name,
     Size,
     digest,
     read_as,
@@ -44,13 +46,15 @@ from featcache.format.files import (
 from featcache.format.index import ContainerColumns
 from featcache.format.manifest import (
     INDEX,
-    MANIFESTS,
     MOST_BYTES,
     NAME,
+    NEXT,
     OUTER,
+    OWN,
     SETS,
     Manifest,
     kept_manifests,
+    last_pairs,
     manifest_file,
     read_manifest,
     role_of,
@@ -59,9 +63,16 @@ from featcache.format.part import files_of
 from featcache.remote import RemoteFiles, RemotePlace, download, pages_at, requests_to
 
 T = TypeVar("T")
+_Seen = dict[str, tuple[bytes, str | None]]  # objects by name, and ETags to be noted
 ETAGS = "etags.json"  # in a shell, of the files that may change
 TRIES = 10  # while others publish
-NEVER_CHANGE = ("index-*.columns*", "probe-*", "made-from-*", "parts/*/*")  # in a shell
+NEVER_CHANGE = (
+    "featcache-*.json*",
+    "index-*.columns*",
+    "probe-*",
+    "made-from-*",
+    "parts/*/*",
+)  # in a shell
 UNFINISHED_S = 3600.0  # a file that nobody has written to for so long was left by a kill
 
 
@@ -90,7 +101,7 @@ class RemoteCache:
         """
         for _ in range(TRIES):
             try:
-                self._refresh("", None, version)
+                self._refresh(version)
                 return
             except FeatcacheError:  # some are ValueErrors, too
                 raise
@@ -166,55 +177,128 @@ class RemoteCache:
         below = directory.relative_to(self.directory).as_posix()
         return "" if below == "." else f"{below}/"
 
-    def _refresh(self, prefix: str, outer: Mapping[str, Any] | None, version: str | None) -> None:
-        """Fetch the manifest of a cache, or of a set of it, and what it names."""
-        name = prefix + NAME
-        data, etag = self._manifest(name, outer is None)
-        content = self._content(name, data)
-        if any(part["adopted"] for part in content["parts"] if "adopted" in part):
-            raise CacheError(
-                f"{self.place.url} has adopted sources, which lie elsewhere: convert it, and push "
-                "the copy"
-            )
-        self._fetch_named(prefix, content, data)
-        if outer is None and SETS in content["requires"]:
-            for each in self._sets():
-                self._refresh(f"{SETS}/{each}/", content, version)
-        if version is not None and version in content["tags"]:
-            self._fetch_tagged(prefix, within(content["tags"][version], 1), data)
-        if etag is None:
-            return
-        if content["index"]:
-            _write(self.directory / prefix / MANIFESTS / f"{_name(content)}.json", data)
-        _write(self.directory / name, data)
-        known = {**self._etags(), name: [etag, digest(data)]}
-        _write(self.directory / ETAGS, json.dumps(known).encode())
-        self._fetch_named(prefix, content, data)  # who was there first may have removed it again
-        _remove_superseded(self.directory / prefix)
+    def holds(self, edits: Mapping[str, tuple[str, str]]) -> bool:
+        """Whether the shell's manifests are those that it says are of one moment.
 
-    def _fetch_tagged(self, prefix: str, generation: str, current: bytes) -> None:
-        """Fetch what a tag names; `current` is the manifest that has it."""
-        kept = manifest_file(generation)
-        path = self.directory / prefix / kept
-        if not path.exists():
-            data, _ = cast(tuple[bytes, str], requests_to(self.place).whole(prefix + kept))
-            _write(path, data)
-        tagged = path.read_bytes()
-        self._fetch_named(prefix, self._content(prefix + kept, tagged), current)
+        Another process may be between writing one of them and the next.
+        """
+        pairs = ((set_prefix(name), after) for name, (_, after) in edits.items())
+        return all(read_manifest(self.directory / pre).write_id == after for pre, after in pairs)
 
-    def _manifest(self, name: str, is_first: bool) -> tuple[bytes, str | None]:
-        """Return a manifest and its ETag; None for the ETag of the one that is here already."""
+    def _refresh(self, version: str | None) -> None:
+        """Fetch the manifest of a cache, those of its sets, and what they name."""
+        data, etag = self._manifest(NAME)
+        content = self._content(NAME, data)
+        sets, seen = {OWN: data}, {NAME: (data, etag)}
+        if SETS in content["requires"]:
+            if PUSHED in content:
+                sets |= self._pushed(content)
+            else:
+                sets, seen = self._copied()
+        contents = {name: self._content(set_prefix(name) + NAME, sets[name]) for name in sets}
+        for name, each in contents.items():
+            if any(part["adopted"] for part in each["parts"] if "adopted" in part):
+                raise CacheError(
+                    f"{self.place.url} has adopted sources, which lie elsewhere: convert it, and "
+                    "push the copy"
+                )
+            self._fetch_named(set_prefix(name), each, seen)
+            if version is not None and version in each["tags"]:
+                self._fetch_tagged(set_prefix(name), within(each["tags"][version], 1), seen)
+        files = {set_prefix(name) + NAME: data for name, data in sets.items()}
+        if SETS in contents[OWN]["requires"]:
+            write_ids = {name: str(each["write_id"]) for name, each in contents.items()}
+            files = {OUTER: outer_of(write_ids), **files}
+        is_new = any(self._here(file) != data for file, data in files.items())
+        if is_new:
+            self._put_down(files, contents)
+        known = self._etags()
+        now = {name: [etag, digest(data)] for name, (data, etag) in seen.items() if etag}
+        if {**known, **now} != known:
+            _write(self.directory / ETAGS, json.dumps({**known, **now}).encode())
+        for name in sets if is_new else ():
+            # who was there first may have removed it again
+            self._fetch_named(set_prefix(name), contents[name], seen)
+            _remove_superseded(self.directory / set_prefix(name))
+
+    def _put_down(
+        self, files: Mapping[str, bytes], contents: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        """Put manifests in their places, and what names them, the cache's own last."""
+        for name, content in contents.items():
+            prefix = set_prefix(name)
+            if content["index"]:
+                kept = prefix + manifest_file(_name(content))
+                _write(self.directory / kept, files[prefix + NAME])
+        for file in sorted(files, key=lambda file: file == NAME):
+            _write(self.directory / file, files[file])
+
+    def _pushed(self, content: Mapping[str, Any]) -> dict[str, bytes]:
+        """Return the manifests of sets that the one of a pushed cache names."""
+        names = pushed_sets(content)
+
+        def fetch(name: str) -> bytes:
+            file = pushed_file(name, names[name])
+            data = self._here(file) or self._whole(file)
+            if self._content(file, data)["write_id"] != names[name]:
+                raise CorruptCacheError(f"'{self.place.url}/{file}' is damaged: it is another one")
+            if not self._here(file):
+                _write(self.directory / file, data)
+            return data
+
+        return dict(zip(names, self._at_once(fetch, names), strict=True))
+
+    def _copied(self) -> tuple[dict[str, bytes], _Seen]:
+        """Return the manifests of sets that lie as on a disk, and the objects that tell it.
+
+        Those of one moment: an edit of several sets is in all of them, or in none.
+        """
+        outer = self._whole(OUTER)
+        content = self._content(OUTER, outer)
+        pairs, names = last_pairs(content), [OWN, *read_as(tuple[Name, ...], content[SETS])]
+
+        def fetch(name: str) -> tuple[bytes, tuple[bytes, str | None]]:
+            file, (before, after) = set_prefix(name) + NAME, pairs.get(name, (None, None))
+            data, etag = self._manifest(file)
+            if self._content(file, data)["write_id"] != before:
+                return data, (data, etag)
+            following = self._whole(set_prefix(name) + NEXT)
+            if self._content(set_prefix(name) + NEXT, following)["write_id"] != after:
+                raise FileNotFoundError(f"{set_prefix(name)}{NEXT} of {after}")
+            return following, (data, None)
+
+        found = dict(zip(names, self._at_once(fetch, names), strict=True))
+        if self._whole(OUTER) != outer:
+            raise FileNotFoundError(f"the {OUTER} of before")
+        seen: _Seen = {set_prefix(name) + NAME: each for name, (_, each) in found.items()}
+        return {name: data for name, (data, _) in found.items()}, {OUTER: (outer, None), **seen}
+
+    def _fetch_tagged(self, prefix: str, generation: str, seen: _Seen) -> None:
+        """Fetch what a tag names that a manifest has."""
+        kept = prefix + manifest_file(generation)
+        if not (self.directory / kept).exists():
+            _write(self.directory / kept, self._whole(kept))
+        self._fetch_named(prefix, self._content(kept, self._here(kept)), seen)
+
+    def _here(self, name: str) -> bytes:
         try:
-            here = (self.directory / name).read_bytes()
+            return (self.directory / name).read_bytes()
         except OSError:
-            here = b""
+            return b""
+
+    def _whole(self, name: str) -> bytes:
+        return cast(tuple[bytes, str], requests_to(self.place).whole(name))[0]
+
+    def _manifest(self, name: str) -> tuple[bytes, str | None]:
+        """Return a manifest and its ETag; None for the ETag of the one that is here already."""
+        here = self._here(name)
         known = self._etags().get(name, ["", ""])
         # another process may have written one of the two since
         etag = known[0] if here and known[1] == digest(here) else None
         try:
             found = requests_to(self.place).whole(name, etag)
         except FileNotFoundError:
-            if not is_first:
+            if name != NAME:
                 raise
             raise NotACacheError(
                 f"{self.place.url} holds no cache: there is no {NAME!r}; give the URL of a cache's "
@@ -232,10 +316,10 @@ class RemoteCache:
             raise CorruptCacheError(f"'{self.place.url}/{name}' is damaged: it names no index")
         return content
 
-    def _fetch_named(self, prefix: str, content: Mapping[str, Any], current: bytes) -> None:
+    def _fetch_named(self, prefix: str, content: Mapping[str, Any], seen: _Seen) -> None:
         """Fetch the index of a generation, and its files of roles.
 
-        Raises `FileNotFoundError` where `current`, the cache's manifest, is another one by now.
+        Raises `FileNotFoundError` where what was `seen` is something else by now.
         """
         sizes = read_as(dict[FilePath, Size], content.get("sizes", {}))
         named = {content["index"]: content["index_digest"]} if content["index"] else {}
@@ -249,15 +333,9 @@ class RemoteCache:
         try:
             self._at_once(fetch, lacking)
         except CorruptCacheError:
-            now = requests_to(self.place).whole(prefix + NAME)
-            if now is not None and now[0] == current:
+            if all(self._whole(name) == data for name, (data, _) in seen.items()):
                 raise
             raise FileNotFoundError(f"{prefix}{lacking[0]}") from None
-
-    def _sets(self) -> list[str]:
-        data, _ = cast(tuple[bytes, str], requests_to(self.place).whole(OUTER))
-        _write(self.directory / OUTER, data)
-        return [within(name, 1) for name in self._content(OUTER, data)[SETS]]
 
     def _fetch(self, name: str, size: FileSize | None, expected: str | None) -> None:
         """Fetch a file that never changes; it has its name once it is right."""
@@ -286,6 +364,12 @@ class RemoteCache:
                 found = requests.whole(name, most_bytes=MOST_BYTES)
             except FileNotFoundError:
                 raise CorruptCacheError(f"{self.place.url}/{name} is missing") from None
+            except CorruptCacheError as error:  # which is too large for that
+                raise CacheError(
+                    f"{self.place.url}/{name} is too large to be read by its URL: the cache was "
+                    "written before manifests told the sizes of files; publish it again where it "
+                    "was made (tag it, say), and push it again, or copy it to a disk"
+                ) from error
             write_all(file, cast(tuple[bytes, str], found)[0])
             return
         if size.nbytes > MOST_BYTES and role_of(Path(name).name):
@@ -345,6 +429,7 @@ def _remove_superseded(here: Path) -> None:
             else:
                 (here / manifest_file(name)).unlink(missing_ok=True)
         wanted = {here / path for manifest in kept for path, _ in files_of(manifest)}
+        wanted.add(here / Path(pushed_file(here.name, current.write_id)).name)
         for path in _never_changed(here):
             is_young = time.time() - path.stat().st_mtime < UNFINISHED_S
             if path not in wanted and not (path.suffix == ".tmp" and is_young):

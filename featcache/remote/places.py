@@ -6,6 +6,7 @@ A store holds secrets: it is never pickled, printed or logged. The URL is, which
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -65,8 +66,8 @@ class RemoteOptions:
             raise ConfigError(f"concurrency={self.concurrency}: one request at a time at least")
         if self.endpoint is not None and any(sign in self.endpoint for sign in "@?#"):
             raise ConfigError("endpoint is a URL without user or query: it is logged and pickled")
-        if self.timeout_s <= 0 or self.retry_s <= 0:
-            raise ConfigError("timeout_s and retry_s are seconds, more than 0")
+        if not (0 < self.timeout_s < math.inf and 0 < self.retry_s < math.inf):  # nan is neither
+            raise ConfigError("timeout_s and retry_s are seconds, more than 0 and not infinite")
 
 
 DEFAULT = RemoteOptions()

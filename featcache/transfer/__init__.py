@@ -9,9 +9,10 @@ from __future__ import annotations
 from featcache._checks import directory
 from featcache.errors import CacheError, NotACacheError
 from featcache.format.files import explained
+from featcache.format.manifest import OWN
 from featcache.reading.opening import CachePath
 from featcache.remote import DEFAULT, RemoteOptions, RemotePlace, requests_to
-from featcache.transfer.lineage import Transfer, history_there, is_ancestor_of_cache, stored_at
+from featcache.transfer.lineage import Transfer, stored_at, strange_to_cache, strange_to_store
 from featcache.transfer.to_disk import Pull
 from featcache.transfer.to_store import Push
 
@@ -35,8 +36,8 @@ def push(
         remote: how the store is asked.
         dry_run: only say what would be copied.
 
-    Raises `CacheError` for a cache of adopted sources or of feature sets (convert it), and where
-    the store has a generation that this one does not come from.
+    Raises `CacheError` for a cache of adopted sources (convert it), and where the store has a
+    generation that this one does not come from.
     """
     requests = requests_to(RemotePlace.of(url, remote))
     path = directory(cache, "a cache").absolute()
@@ -93,18 +94,18 @@ def sync(
     path = directory(cache, "a cache").absolute()
     there = stored_at(requests)
     with explained(path, lambda: KEPT):
-        target = None if there is None else Pull(path, requests, there)
-        here = None if target is None else target.here
-        if there is None or target is None:
+        if there is None:
             return Push(path, requests).copy(None, dry_run)
-        if here is None or here.write_id == there.manifest.write_id:
+        target = Pull(path, requests, there)
+        here = {name: each.write_id for name, each in target.here.items()}
+        if not here or here == there.sets:
             return target.copy(dry_run)
-        if is_ancestor_of_cache(path, here, there.manifest):
+        if strange_to_cache(path, target.here, requests, there) is None:
             return Push(path, requests).copy(there, dry_run)
-        if here.write_id in history_there(requests, there.manifest):
+        if strange_to_store(here, requests, there) is None:
             return target.copy(dry_run)
     raise CacheError(
-        f"generation {here.name!r} of {str(path)!r} and {there.manifest.name!r} of "
+        f"generation {target.here[OWN].name!r} of {str(path)!r} and {there.manifest.name!r} of "
         f"{requests.place.url} do not come from each other: both were changed since they were the "
         "same; push the one to another URL, or pull the other into another directory"
     )

@@ -1,7 +1,10 @@
 """Pulling: the files of a generation beside the cache, compared, and only then moved into it.
 
-work-pull/<write_id>/    laid out like the cache: files that were fetched, links to those here
-work-pull/whole          once all of these are whole: what is moved, and what goes then
+work-pull/<digest>/    laid out like the cache: files that were fetched, links to those here
+work-pull/whole        once all of these are whole: what is moved, and what goes then
+
+The digest is of the `write_id`s of all sets. What is whole is moved in by the next pull, whatever
+the store has by then.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import os
 import shutil
 import stat
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,16 +23,31 @@ from typing import Any
 
 from featcache._progress import bar
 from featcache.container_files import sync_directory, sync_file, write_durably
+from featcache.container_files.lock import WriterLock
 from featcache.errors import CacheError, CorruptCacheError
-from featcache.format.files import NOT_AS_WRITTEN, make_directory, read_as, within
+from featcache.format.feature_sets import last_edits, set_prefix, write_outer
+from featcache.format.files import (
+    NOT_AS_WRITTEN,
+    Name,
+    check_own_directory,
+    digest,
+    make_directory,
+    read_as,
+    within,
+)
 from featcache.format.manifest import (
+    KEY,
     MANIFESTS,
     NAME,
+    NEXT,
+    OWN,
     PARTS,
+    SETS,
     Manifest,
     manifest_file,
     read_manifest,
     role_of,
+    settle,
 )
 from featcache.format.part import part_directories, read_part, remove_part, sealed_parts
 from featcache.reading.containers import Containers
@@ -41,12 +59,15 @@ from featcache.transfer.lineage import (
     StoredManifest,
     Transfer,
     history_there,
+    manifests_at,
     note_history,
     require_own,
     stored_at,
+    stored_set,
 )
 from featcache.transfer.to_store import is_stored, kept_manifests, pages_of_list
 from featcache.writing.held import HeldCache, remove_superseded, write_readme
+from featcache.writing.sets import PATIENCE_S
 
 PULLED = "work-pull"
 WHOLE = "whole"
@@ -55,12 +76,34 @@ MOST_AHEAD_BYTES = 96 << 20
 
 
 @dataclass(frozen=True)
-class _Whole:
-    """A pull of which all is fetched and compared."""
+class _Moved:
+    """A set that a pull moves in."""
 
-    write_id: str
+    name: str
+    before: str  # the `write_id` of the manifest that is here; "": none is
+    after: str
     history: tuple[str, ...]
-    gone: tuple[str, ...]  # parts that no generation has which is kept
+    parts: tuple[str, ...]  # of all generations that are kept
+    gone: tuple[str, ...]  # parts that none of these has
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A pull of which all is fetched and compared: what remains needs no store."""
+
+    directory: Name  # in `work-pull`
+    names: tuple[Name, ...]  # of all sets but the cache's own
+    sets: tuple[_Moved, ...]  # those that are changed
+
+
+@dataclass(frozen=True)
+class _Set:
+    """A set of which the store has another generation."""
+
+    name: str
+    there: StoredManifest
+    kept: tuple[Manifest, ...]  # that generation, the one before and those with tags
+    history: tuple[str, ...]
 
 
 class Pull:
@@ -72,79 +115,100 @@ class Pull:
         there: the manifest of the generation.
 
     Attributes:
-        here: the manifest of the cache that it holds; None where it holds none.
+        here: the manifests of the sets of the cache that it holds; none where it holds none.
 
     Raises `CacheError` where it holds parts of a cache and no manifest.
     """
 
     def __init__(self, path: Path, requests: Requests, there: StoredManifest) -> None:
         self._path, self._requests, self._there = path, requests, there
-        self._work = path / PULLED / there.manifest.write_id
-        self.here = self._manifest_here()
+        self._work = path / PULLED / digest(json.dumps(there.sets).encode())
+        self.here = self._manifests_here()
 
-    def _manifest_here(self) -> Manifest | None:
-        if (self._path / NAME).exists():
-            return read_manifest(self._path)
-        if (self._path / PARTS).exists() and self._whole() is None:
-            raise CacheError(f"{str(self._path)!r} holds parts of a cache; pull into a new one")
-        return None
+    def _manifests_here(self) -> dict[str, Manifest]:
+        """Return the manifests of sets that are named here, or lie where the store has one."""
+        path = self._path
+        found = manifests_at(path) if (path / NAME).exists() else {}
+        for name in self._there.sets.keys() - found.keys():
+            directory = path / set_prefix(name)
+            check_own_directory(directory.parent if name != OWN else directory)
+            check_own_directory(directory)
+            if (directory / NAME).exists():
+                found[name] = read_manifest(directory)
+            elif (directory / PARTS).exists() and self._noted() is None:
+                raise CacheError(f"{str(directory)!r} holds parts of a cache; pull into a new one")
+        return found
 
     def copy(self, dry_run: bool) -> Transfer:
-        """Copy it."""
-        there, here = self._there.manifest, self.here
-        url = self._requests.place.url
-        if here is not None and here.write_id == there.write_id:
-            self._end(dry_run)
+        """Copy it; what an earlier pull has only to move in is moved in first."""
+        there, noted = self._there, self._noted()
+        if noted is not None and not dry_run:
+            self._finish(noted)
+            noted, self.here = None, self._manifests_here()
+        here = {name: each.write_id for name, each in self.here.items()}
+        here |= {} if noted is None else {each.name: each.after for each in noted.sets}
+        if here == there.sets:
             return Transfer("pull", files=0, nbytes=0, skipped=0, requests=1)
-        require_own(url, there)
-        history = history_there(self._requests, there)
-        if here is not None and here.write_id not in history:
-            raise CacheError(
-                f"{str(self._path)!r} has generation {here.name!r}, which {there.name!r} of {url} "
-                "does not come from; pull it into a new directory, or push the one here, where "
-                "that comes from the other"
-            )
-        kept = [each.manifest for each in self._others()]
-        files, asked = self._files([there, *kept])
+        sets = [self._set(name) for name, each in there.sets.items() if here.get(name) != each]
+        known = {each.name: each.history for each in sets}
+        for name, write_id in here.items():
+            if write_id not in (there.sets.get(name), *known.get(name, ())):
+                raise CacheError(
+                    f"{str(self._path / set_prefix(name))!r} has a generation, which "
+                    f"{there.manifest.name!r} of {self._requests.place.url} does not come from; "
+                    "pull it into a new directory, or push the one here, where that comes from the "
+                    "other"
+                )
+        files, asked = self._files(sets)
         fetched = {name for name, size in files.items() if _size(self._work / name) == size}
-        have = fetched | self._kept(files)
-        lacking = {} if self._whole() else {n: files[n] for n in sorted(files.keys() - have)}
-        asked += 2 + len(kept) + sum(len(_pieces(size)) for size in lacking.values())
+        have = fetched | self._kept(files, noted)
+        lacking = {name: files[name] for name in sorted(files.keys() - have)}
+        asked += 1 + sum(len(each.kept) + (each.name != OWN) for each in sets)
+        asked += sum(len(_pieces(size)) for size in lacking.values())
         skipped = len(files) - len(lacking)
-        done = Transfer("pull", len(lacking) + 1, sum(lacking.values()), skipped, asked)
+        nbytes = sum(lacking.values())
+        done = Transfer("pull", len(lacking) + len(sets), nbytes, skipped, asked)
         if not dry_run:
             make_directory(self._path)
-            with HeldCache(self._path) as held:
-                self._check_published([there, *kept])
-                if self._whole() is None:
-                    self._fetch(lacking, done.nbytes)
-                    self._link(files.keys() - lacking.keys())
-                    self._compare(fetched | lacking.keys())
-                    self._note_whole(history, [there, *kept])
-                self._check_published([there, *kept])
-                _move(self._work, self._path)
-                self._clear_up(held)
+            with self._held([each.name for each in sets]) as held:
+                for each in sets:
+                    self._check_published(each.name, _parts_of(each.kept))
+                self._fetch(lacking, nbytes)
+                self._link(files.keys() - lacking.keys())
+                self._compare(sets, fetched | lacking.keys())
+                self._move_in(self._note(sets), held)
         return done
 
-    def _others(self) -> Iterator[StoredManifest]:
-        """Give the manifests of the generation before and of those with tags."""
-        manifest = self._there.manifest
-        names = {manifest.previous, *manifest.tags.values()} - {None, manifest.name}
-        for name in sorted(names, key=str):
-            file = manifest_file(str(name))
+    def _set(self, name: str) -> _Set:
+        there = stored_set(self._requests, self._there, name)
+        url, prefix = self._requests.place.url, set_prefix(name)
+        require_own(url, there.manifest)
+        names = {there.manifest.previous, *there.manifest.tags.values()} - {
+            None,
+            there.manifest.name,
+        }
+        kept = [there.manifest]
+        for each in sorted(names, key=str):
+            file = prefix + manifest_file(str(each))
             found = stored_at(self._requests, file)
             if found is None:
-                raise CorruptCacheError(f"{self._requests.place.url} lacks {file!r}; push it again")
-            yield found
+                raise CorruptCacheError(f"{url} lacks {file!r}; push it again")
+            require_own(url, found.manifest)
+            kept.append(found.manifest)
+        history = history_there(self._requests, name, there.manifest.write_id)
+        return _Set(name, there, tuple(kept), tuple(history))
 
-    def _files(self, kept: Collection[Manifest]) -> tuple[dict[str, int], int]:
-        """Return the files of a generation in the store, and their sizes; and the requests."""
-        for each in kept:
-            require_own(self._requests.place.url, each)
-        parts = {f"{PARTS}/{part.name}/" for each in kept for part in each.parts}
-        roles = {file for each in kept for file in each.files if role_of(file) is not None}
-        wanted = {each.index for each in kept if each.index} | roles
-        wanted |= {manifest_file(each.name) for each in kept if each is not self._there.manifest}
+    def _files(self, sets: Collection[_Set]) -> tuple[dict[str, int], int]:
+        """Return the files of sets in the store, and their sizes; and the requests."""
+        wanted: set[str] = set()
+        parts: set[str] = set()
+        for each in sets:
+            prefix = set_prefix(each.name)
+            parts |= {f"{prefix}{PARTS}/{name}/" for name in _parts_of(each.kept)}
+            roles = {file for kept in each.kept for file in kept.files if role_of(file) is not None}
+            wanted |= {prefix + kept.index for kept in each.kept if kept.index}
+            wanted |= {prefix + file for file in roles}
+            wanted |= {prefix + manifest_file(kept.name) for kept in each.kept[1:]}
         listed = self._requests.listed("")
         if lost := sorted(wanted - listed.keys()):
             lacks = ", ".join(map(repr, lost))
@@ -152,43 +216,61 @@ class Pull:
         files = {
             name: size
             for name, size in listed.items()
-            if name in wanted or ("/".join(name.split("/")[:2]) + "/" in parts and is_stored(name))
+            if name in wanted or (_part_of(name) in parts and is_stored(name))
         }
         try:
             return {within(name): size for name, size in files.items()}, pages_of_list(listed)
         except NOT_AS_WRITTEN as error:
             raise CorruptCacheError(f"{self._requests.place.url} is damaged: {error}") from error
 
-    def _kept(self, files: Mapping[str, int]) -> set[str]:
-        """Return those of some files that the cache has, of generations that are here."""
-        if self.here is None:
-            return set()
+    def _kept(self, files: Mapping[str, int], noted: _Whole | None) -> set[str]:
+        """Return those of some files that the cache has, or will have by what is noted."""
+        places = [self._path]
+        places += [] if noted is None else [self._path / PULLED / noted.directory]
         return {
             name
             for name, size in files.items()
             # manifests of equal size may differ in a tag
-            if not name.startswith(f"{MANIFESTS}/") and _size(self._path / name) == size
+            if Path(name).parent.name != MANIFESTS
+            and any(_size(place / name) == size for place in places)
         }
 
-    def _check_published(self, kept: Collection[Manifest]) -> None:
+    @contextlib.contextmanager
+    def _held(self, names: Collection[str]) -> Iterator[Mapping[str, HeldCache]]:
+        """Hold sets, and the cache's own always."""
+        with contextlib.ExitStack() as stack:
+            held: dict[str, HeldCache] = {}
+            for name in dict.fromkeys((OWN, *names)):
+                directory = self._path / set_prefix(name)
+                make_directory(directory)
+                held[name] = stack.enter_context(HeldCache(directory))
+            now = {name: self._write_id(name) for name in self.here}
+            if now != {name: each.write_id for name, each in self.here.items()}:
+                raise CacheError(f"cache {str(self._path)!r} was written meanwhile; try again")
+            yield held
+
+    def _write_id(self, name: str) -> str:
+        """Return the `write_id` of the manifest of a set that counts here; "" without one."""
+        directory = self._path / set_prefix(name)
+        return read_manifest(directory).write_id if (directory / NAME).exists() else ""
+
+    def _check_published(self, name: str, parts: Collection[str]) -> None:
         """Raise `CacheError` for parts that are here and in no generation: they would be lost."""
-        if self.here is None:
+        if name not in self.here:
             return
-        if read_manifest(self._path).write_id != self.here.write_id:
-            raise CacheError(f"cache {str(self._path)!r} was written meanwhile; try again")
-        known = {part.name for each in self._kept_here() for part in each.parts}
-        known |= {part.name for each in kept for part in each.parts} | {*self.here.replaced}
-        others = [each.name for each in part_directories(self._path) if each.name not in known]
+        directory = self._path / set_prefix(name)
+        known = {*parts, *_parts_of(self._kept_here(name)), *self.here[name].replaced}
+        others = [each.name for each in part_directories(directory) if each.name not in known]
         if others:
             raise CacheError(
-                f"{str(self._path)!r} holds parts that are not published ({others[0]!r}), and that "
+                f"{str(directory)!r} holds parts that are not published ({others[0]!r}), and that "
                 "a later generation does not have; publish them (open a CacheWriter and close it) "
                 "and push them to another URL, or pull into a new directory"
             )
 
-    def _kept_here(self) -> Iterator[Manifest]:
-        if self.here is not None and self.here.index:
-            yield from kept_manifests(self._path, self.here)
+    def _kept_here(self, name: str) -> Iterator[Manifest]:
+        if name in self.here and self.here[name].index:
+            yield from kept_manifests(self._path / set_prefix(name), self.here[name])
 
     def _fetch(self, files: Mapping[str, int], nbytes: int) -> None:
         """Fetch files in pieces, several at a time; each has its name only once it is whole."""
@@ -219,14 +301,17 @@ class Pull:
                     with target.open("rb") as file:
                         sync_file(file)
 
-    def _compare(self, fetched: Collection[str]) -> None:
-        """Put the manifest to what was fetched, now or before a stop, and compare all of that."""
-        work, there = self._work, self._there
-        (work / MANIFESTS).mkdir(parents=True, exist_ok=True)
-        write_durably(work / manifest_file(there.manifest.name), there.data)
-        write_durably(work / NAME, there.data)
+    def _compare(self, sets: Collection[_Set], fetched: Collection[str]) -> None:
+        """Put the manifests to what was fetched, now or before a stop, and compare all of that."""
+        work = self._work
         try:
-            raise_damage(_damage(work, fetched))
+            for each in sets:
+                prefix, there = set_prefix(each.name), each.there
+                (work / prefix / MANIFESTS).mkdir(parents=True, exist_ok=True)
+                write_durably(work / prefix / manifest_file(there.manifest.name), there.data)
+                write_durably(work / prefix / NAME, there.data)
+                mine = {name.removeprefix(prefix) for name in fetched if name.startswith(prefix)}
+                raise_damage(_damage(work / prefix, mine))
         except CorruptCacheError as error:
             shutil.rmtree(work)  # all of it is fetched anew
             raise CorruptCacheError(
@@ -234,52 +319,100 @@ class Pull:
                 f"push it again: {error}"
             ) from error
 
-    def _note_whole(self, history: Collection[str], kept: Collection[Manifest]) -> None:
-        """Note that all is there; raises `CacheError` where what goes would come back."""
-        there, names = self._there.manifest, {part.name for each in kept for part in each.parts}
-        before = {part.name for each in self._kept_here() for part in each.parts}
-        gone = sorted(before - names)
-        parts = [*(read_part(self._path, name) for name in gone)]
-        parts += [read_part(self._work, part.name) for part in there.parts]
+    def _note(self, sets: Collection[_Set]) -> _Whole:
+        """Note that all is there, durably."""
+        moved = tuple(map(self._moved, sets))
+        for directory, _, _ in os.walk(self._work):
+            sync_directory(Path(directory))
+        names = tuple(name for name in self._there.sets if name != OWN)
+        whole = _Whole(self._work.name, names, moved)
+        write_durably(self._path / PULLED / WHOLE, json.dumps(asdict(whole)).encode())
+        return whole
+
+    def _moved(self, each: _Set) -> _Moved:
+        """Return what is moved of a set; raises `CacheError` where what goes would come back."""
+        there, prefix, names = each.there.manifest, set_prefix(each.name), _parts_of(each.kept)
+        gone = sorted(_parts_of(self._kept_here(each.name)) - names)
+        parts = [*(read_part(self._path / prefix, name) for name in gone)]
+        parts += [read_part(self._work / prefix, part.name) for part in there.parts]
         counting = {part.entry.name for part in sealed_parts(parts, there)}
         if not counting.isdisjoint(gone):
             raise CacheError(
-                f"between the generations of {str(self._path)!r} and "
+                f"between the generations of {str(self._path / prefix)!r} and "
                 f"{self._requests.place.url} parts were merged several times, and a writer would "
                 "take up those here; pull it into a new directory"
             )
-        for directory, _, _ in os.walk(self._work):
-            sync_directory(Path(directory))
-        whole = _Whole(there.write_id, (*history, there.write_id), tuple(gone))
-        write_durably(self._path / PULLED / WHOLE, json.dumps(asdict(whole)).encode())
+        before, history = self._write_id(each.name), (*each.history, there.write_id)
+        return _Moved(each.name, before, there.write_id, history, tuple(names), tuple(gone))
 
-    def _whole(self) -> _Whole | None:
-        """Return what is noted of this generation, once it only is to be moved."""
+    def _noted(self) -> _Whole | None:
+        """Return what is noted of a pull that only is to be moved in."""
         try:
             found = json.loads((self._path / PULLED / WHOLE).read_bytes())
             whole = read_as(_Whole, found)
+            if {each.name for each in whole.sets} <= {OWN, *whole.names}:
+                return whole
         except (OSError, *NOT_AS_WRITTEN):
-            return None
-        return whole if whole.write_id == self._there.manifest.write_id else None
+            pass
+        return None
 
-    def _end(self, dry_run: bool) -> None:
-        """End a pull that was stopped behind its manifest."""
-        if not dry_run and self._whole() is not None:
-            with HeldCache(self._path) as held:
-                self._clear_up(held)
+    def _finish(self, whole: _Whole) -> None:
+        """Move in what was stopped; what has been written to meanwhile stays as it is."""
+        with self._held([each.name for each in whole.sets]) as held:
+            if all(self._write_id(each.name) in (each.before, each.after) for each in whole.sets):
+                self._move_in(whole, held)
+            else:
+                shutil.rmtree(self._path / PULLED)
 
-    def _clear_up(self, held: HeldCache) -> None:
-        """Remove what no reader of the generation needs, which is out now."""
-        path, whole = self._path, self._whole()
-        manifest = read_manifest(path)
-        if whole is not None:
-            note_history(path, [*whole.history])
-            for name in whole.gone:
-                remove_part(path / PARTS / within(name, 1))
-        held.begin(manifest)
-        remove_superseded(held)
-        write_readme(path, manifest)
-        shutil.rmtree(path / PULLED)
+    def _move_in(self, whole: _Whole, held: Mapping[str, HeldCache]) -> None:
+        """Move sets in, the manifests last, and all of them at once."""
+        path, work = self._path, self._path / PULLED / whole.directory
+        if any(self._write_id(each.name) != each.after for each in whole.sets):
+            for each in whole.sets:
+                self._check_published(each.name, [*each.parts, *each.gone])
+            for each in whole.sets:
+                _move(work / set_prefix(each.name), path / set_prefix(each.name), but=(NAME, SETS))
+            data = {each: (work / set_prefix(each.name) / NAME).read_bytes() for each in whole.sets}
+            if (path / NAME).exists() and SETS in read_manifest(path).requires:
+                self._publish_together(whole, data)
+            else:
+                self._publish_first(whole, data)
+        self._clear_up(whole, held)
+
+    def _publish_first(self, whole: _Whole, data: Mapping[_Moved, bytes]) -> None:
+        """Publish sets where no reader looks at any before the cache's own manifest is there."""
+        path = self._path
+        for each in sorted(data, key=lambda each: each.name == OWN):
+            if each.name == OWN and whole.names:
+                with WriterLock(path / SETS, PATIENCE_S):
+                    write_outer(path, **{SETS: whole.names})
+            write_durably(path / set_prefix(each.name) / NAME, data[each])
+
+    def _publish_together(self, whole: _Whole, data: Mapping[_Moved, bytes]) -> None:
+        """Publish sets where readers look at some: as an edit of several is."""
+        path = self._path
+        pairs: dict[str, tuple[str, str]] = {}
+        for each, manifest in data.items():
+            write_durably(path / set_prefix(each.name) / (NEXT if each.before else NAME), manifest)
+            if each.before:
+                pairs[each.name] = each.before, each.after
+        with WriterLock(path / SETS, PATIENCE_S):
+            write_outer(path, **{SETS: whole.names, KEY: {**last_edits(path), **pairs}})
+        for name in pairs:
+            settle(path / set_prefix(name))
+
+    def _clear_up(self, whole: _Whole, held: Mapping[str, HeldCache]) -> None:
+        """Remove what no reader of the generations needs, which are out now."""
+        for each in whole.sets:
+            directory = self._path / set_prefix(each.name)
+            manifest = read_manifest(directory)
+            note_history(directory, [*each.history])
+            for name in each.gone:
+                remove_part(directory / PARTS / within(name, 1))
+            held[each.name].begin(manifest)
+            remove_superseded(held[each.name])
+            write_readme(directory, manifest)
+        shutil.rmtree(self._path / PULLED)
 
 
 class _File:
@@ -349,15 +482,25 @@ def _damage(cache: Path, fetched: Collection[str]) -> Iterator[Damage]:
                 yield from page_damage(of.index, number, known, containers)
 
 
-def _move(source: Path, target: Path) -> None:
-    """Move all that lies in a directory into another, a manifest last.
+def _parts_of(manifests: Iterable[Manifest]) -> set[str]:
+    return {part.name for each in manifests for part in each.parts}
+
+
+def _part_of(name: str) -> str:
+    """Return the directory of the part that a file within the cache would be of."""
+    steps = name.split("/")
+    return "/".join(steps[: 4 if steps[0] == SETS else 2]) + "/"
+
+
+def _move(source: Path, target: Path, but: Collection[str] = ()) -> None:
+    """Move all that lies in a directory into another.
 
     A directory that is not there yet appears whole.
     """
-    for each in sorted(source.iterdir(), key=lambda each: (each.name == NAME, each.name)):
+    for each in sorted(source.iterdir()):
         there = target / each.name
-        if each.name == NAME:  # what it names is durable first
-            sync_directory(target)
+        if each.name in but:
+            continue
         if each.is_dir() and there.is_dir() and not there.is_symlink():
             _move(each, there)
         else:

@@ -15,6 +15,8 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
+import pytest
+
 STATUS = ("503", "429", "403", "404")  # answered, and the server is not asked
 BROKEN = ("reset", "lost", "cut", "stall", "short", "drip")
 KILLED = ("killed before", "killed behind")  # the server is asked
@@ -205,6 +207,13 @@ def in_front_of(server: str) -> Iterator[FaultProxy]:
         listening.shutdown()
         listening.server_close()
         thread.join()
+
+
+@pytest.fixture
+def proxy(endpoint: str) -> Iterator[FaultProxy]:
+    """A proxy in front of the server of `s3_server`."""
+    with in_front_of(endpoint) as proxy:
+        yield proxy
 
 
 def with_credentials(way: Callable[..., object], where: tuple[object, ...], how: object) -> None:

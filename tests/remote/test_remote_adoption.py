@@ -17,7 +17,7 @@ import torch
 import zarr
 from click.testing import CliRunner
 from numpy.typing import NDArray
-from range_server import RangeServer, serving
+from range_server import Handler, RangeServer, serving
 from s3_server import bucket as bucket
 from s3_server import endpoint as endpoint
 from s3_server import obstore, store_of
@@ -271,8 +271,33 @@ def test_indexing_reads_headers_in_few_requests(tmp_path: Path) -> None:
         read = server.requests[asked:]
         requests_to.cache_clear()
     assert len(read) == 1
-    assert asked <= 75
+    assert asked <= 85
     assert nbytes <= size // 20
+
+
+@pytest.mark.parametrize("more", [{}, {"compression": "gzip", "chunks": (250, 40)}])
+def test_headers_of_many_datasets_are_asked_for_together(
+    more: dict[str, object], tmp_path: Path
+) -> None:
+    (tmp_path / "served").mkdir()
+    noise = np.random.default_rng(0).normal(size=(250, 40)).astype(np.float32)
+    with h5py.File(tmp_path / "served" / "large.h5", "w") as file:
+        for number in range(300):
+            file.create_dataset(f"utt-{number:03d}", data=noise + number, **more)
+    with serving(tmp_path / "served") as server:
+        server.delay_s = 0.02
+        first: list[int] = []  # requests that came while no other one was answered
+
+        def note(_handler: Handler, _data: bytes, _status: int) -> bool:
+            first.extend([1] if server.now == 1 else [])
+            return False
+
+        server.fault = note
+        cache = featcache.adopt(f"{server.url}/large.h5", tmp_path / "c", remote=options(tmp_path))
+        assert server.most >= 16
+        assert len(first) <= len(server.requests) // 3
+        assert np.array_equal(cache.read("utt-123", "feats"), noise + 123)
+        requests_to.cache_clear()
 
 
 def change(path: Path) -> None:

@@ -144,6 +144,17 @@ def test_a_cache_of_before_without_sizes_is_opened_by_as_many_requests(
     assert np.array_equal(there.read("utt-07", "fbank"), array_of(7))
 
 
+def test_a_large_cache_of_before_without_sizes_says_what_to_do(
+    cache: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_manifest(cache, replace(read_manifest(cache), sizes={}))
+    monkeypatch.setattr("featcache.reading.shell.MOST_BYTES", 1000)
+    with pytest.raises(CacheError, match=r"publish it again.*push it again"):
+        opened()
+    featcache.open(cache).tag("again")
+    assert "utt-07" in opened()
+
+
 # Checksums
 
 

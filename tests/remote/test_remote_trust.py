@@ -335,3 +335,10 @@ def test_a_url_without_a_host_is_refused_without_its_query() -> None:
     with pytest.raises(ConfigError, match="no bucket or host") as refused:
         RemotePlace.of("https:///train?sig=SECRET")
     assert "SECRET" not in str(refused.value)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_wait_that_ends_is_demanded(seconds: float) -> None:
+    for name in ("timeout_s", "retry_s"):
+        with pytest.raises(ConfigError, match="not infinite"):
+            RemoteOptions(**{name: seconds})  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,14 +26,16 @@ from featcache.remote import RemoteOptions, Requests
 from featcache.transfer import pull, push, sync, to_disk
 
 
-def write(path: Path, ids: range, backend: str = "memmap") -> None:
-    with CacheWriter(path, features=[FeatureStorageConfig("x", backend=backend)]) as writer:
+def write(path: Path, ids: range, backend: str = "memmap", feature: str = "x") -> None:
+    with CacheWriter(path, features=[FeatureStorageConfig(feature, backend=backend)]) as writer:
         for number in ids:
-            writer.write(f"utt-{number}", {"x": np.full((number + 1, 3), number, np.float32)})
+            writer.write(f"utt-{number}", {feature: np.full((number + 1, 3), number, np.float32)})
 
 
-def values(cache: featcache.Cache) -> dict[str, list[float]]:
-    return {id: cache.read(id, "x").tolist() for id in cache.ids}
+def values(cache: featcache.Cache) -> dict[str, list[list[float]]]:
+    """All that a cache holds; its sets must be those of one moment."""
+    assert not any(cache.missing(feature) for feature in cache.features)
+    return {id: [cache.read(id, name).tolist() for name in cache.features] for id in cache.ids}
 
 
 @pytest.fixture
@@ -97,20 +100,37 @@ def test_tags_are_pushed_and_neither_side_loses_one(
     assert {*featcache.open(tmp_path / "copy").tags} == {"aa", "bb"}
 
 
-@pytest.mark.parametrize("held", [0, 2])
+@pytest.mark.parametrize("written_on", [False, True])
+@pytest.mark.parametrize(
+    ("held", "kind"), [(0, "plain"), (2, "plain"), (0, "sets"), (2, "sets"), (2, "added")]
+)
 def test_a_pull_that_stops_anywhere_goes_on(
-    held: int, bucket: str, how: RemoteOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    held: int,
+    kind: str,
+    written_on: bool,
+    bucket: str,
+    how: RemoteOptions,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    url, rename, stopped = f"{bucket}/train", Path.replace, 0
+    here, rename, stopped = tmp_path / "c", Path.replace, 0
+    features = ["x", "y"] if kind == "sets" else ["x"]
+    for feature in features if held else ():
+        write(here, range(held), feature=feature)
     if held:
-        write(tmp_path / "c", range(held))
-        push(tmp_path / "c", url, remote=how)
-        pull(url, tmp_path / "copy", remote=how)
-    write(tmp_path / "c", range(held, 4))
-    push(tmp_path / "c", url, remote=how)
-    for after in range(40):
-        shutil.copytree(tmp_path / "copy", tmp_path / f"{after}") if held else None
-        left = [after]
+        push(here, f"{bucket}/train", remote=how)
+        pull(f"{bucket}/train", tmp_path / "copy", remote=how)
+    for feature in features:
+        write(here, range(held, 4), feature=feature)
+    if kind == "added":
+        write(here, range(4), feature="y")
+    push(here, f"{bucket}/train", remote=how)
+    shutil.copytree(here, tmp_path / "later")
+    featcache.open(tmp_path / "later").delete(["utt-1"])
+    push(tmp_path / "later", f"{bucket}/later", remote=how)
+    for after in range(60):
+        copy, left = tmp_path / f"{after}", [after]
+        shutil.copytree(tmp_path / "copy", copy) if held else None
 
         def some(self: Path, target: Path, left: list[int] = left) -> Path:
             left[0] -= 1
@@ -120,16 +140,153 @@ def test_a_pull_that_stops_anywhere_goes_on(
 
         with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
             patched.setattr(Path, "replace", some)
-            pull(url, tmp_path / f"{after}", remote=how)
-        if (tmp_path / f"{after}" / "featcache.json").exists():
-            assert len(featcache.open(tmp_path / f"{after}", verify="arrays")) in (held, 4)
-        pull(url, tmp_path / f"{after}", remote=how)
-        assert len(featcache.open(tmp_path / f"{after}", verify="arrays")) == 4
-        assert not list((tmp_path / f"{after}").glob("work-pull*"))
+            pull(f"{bucket}/train", copy, remote=how)
+        if (copy / "featcache.json").exists():
+            assert len(values(featcache.open(copy, verify="arrays"))) in (held, 4)
+        url = f"{bucket}/later" if written_on else f"{bucket}/train"
+        pull(url, copy, remote=how)
+        assert len(values(featcache.open(copy, verify="arrays"))) == (3 if written_on else 4)
+        assert not list(copy.glob("work-pull*"))
         if left[0] >= 0:
             break
         stopped += 1
     assert stopped > 5
+
+
+def test_what_was_written_here_since_a_pull_was_stopped_stays(
+    bucket: str, how: RemoteOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{bucket}/train"
+    write(tmp_path / "c", range(2))
+    push(tmp_path / "c", url, remote=how)
+    pull(url, tmp_path / "copy", remote=how)
+    write(tmp_path / "c", range(2, 4))
+    push(tmp_path / "c", url, remote=how)
+
+    def stopped(_self: object, _whole: object, _held: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(to_disk.Pull, "_move_in", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            pull(url, tmp_path / "copy", remote=how)
+    write(tmp_path / "copy", range(9, 10))
+    for _ in range(2):
+        with pytest.raises(CacheError, match="does not come"):
+            pull(url, tmp_path / "copy", remote=how)
+        here = featcache.open(tmp_path / "copy", verify="arrays")
+        assert [*here.ids] == ["utt-0", "utt-1", "utt-9"]
+
+
+def test_a_dry_run_counts_what_an_earlier_pull_has_only_to_move_in(
+    bucket: str, how: RemoteOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{bucket}/train"
+    write(tmp_path / "c", range(2))
+    push(tmp_path / "c", url, remote=how)
+
+    def stopped(_self: object, _whole: object, _held: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(to_disk.Pull, "_move_in", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            pull(url, tmp_path / "copy", remote=how)
+    assert pull(url, tmp_path / "copy", remote=how, dry_run=True).files == 0
+    write(tmp_path / "c", range(2, 4))
+    push(tmp_path / "c", url, remote=how)
+    said = pull(url, tmp_path / "copy", remote=how, dry_run=True)
+    assert not (tmp_path / "copy" / "featcache.json").exists()
+    assert said == pull(url, tmp_path / "copy", remote=how)
+
+
+def test_feature_sets_are_pushed_read_and_pulled(
+    bucket: str, how: RemoteOptions, tmp_path: Path, endpoint: str
+) -> None:
+    url, here = f"{bucket}/train", tmp_path / "c"
+    write(here, range(4))
+    push(here, url, remote=how)
+    before = featcache.open(url, remote=how)
+    write(here, range(4), feature="y")
+    featcache.open(here).tag("v1")
+    featcache.open(here).delete(["utt-1"])
+    said = push(here, url, remote=how, dry_run=True)
+    assert said == push(here, url, remote=how)
+    assert push(here, url, remote=how).files == 0
+    assert len(values(before)) == 4
+    now = featcache.open(url, remote=how)
+    assert values(now) == values(featcache.open(here))
+    featcache.open(url, remote=how, verify="arrays")
+    tagged = featcache.open(url, remote=how, version="v1")
+    assert values(tagged) == values(featcache.open(here, version="v1"))
+    said = pull(url, tmp_path / "copy", remote=how, dry_run=True)
+    assert said == pull(url, tmp_path / "copy", remote=how)
+    assert values(featcache.open(tmp_path / "copy", verify="arrays")) == values(now)
+    write(tmp_path / "copy", range(4, 5))  # of one set, which lacks it of the other
+    assert sync(tmp_path / "copy", url, remote=how).verb == "push"
+    write(tmp_path / "copy", range(4, 5), feature="y")
+    assert sync(tmp_path / "copy", url, remote=how).verb == "push"
+    assert sync(here, url, remote=how).verb == "pull"
+    assert values(featcache.open(here, verify="arrays")).keys() == {
+        "utt-0",
+        "utt-2",
+        "utt-3",
+        "utt-4",
+    }
+    with in_front_of(endpoint) as proxy:
+        cache = featcache.open(url, remote=replace(how, endpoint=proxy.url))
+        proxy.begin()
+        cache.refresh()
+        assert len(proxy.asked) == 1
+
+
+def test_sets_that_were_changed_on_both_sides_are_refused_by_name(
+    bucket: str, how: RemoteOptions, tmp_path: Path
+) -> None:
+    url, a, b = f"{bucket}/train", tmp_path / "a", tmp_path / "b"
+    write(a, range(4))
+    push(a, url, remote=how)
+    pull(url, b, remote=how)
+    write(a, range(4), feature="y")
+    push(a, url, remote=how)
+    write(b, range(4), feature="z")
+    with pytest.raises(CacheError, match="never had it"):
+        push(b, url, remote=how)
+    with pytest.raises(CacheError, match="does not come"):
+        pull(url, b, remote=how)
+    with pytest.raises(CacheError, match="each other"):
+        sync(b, url, remote=how)
+    copy = tmp_path / "copy"
+    pull(url, copy, remote=how)
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        CacheWriter(copy, [FeatureStorageConfig("w")]) as writer,
+    ):
+        writer.write("utt-0", {"w": np.zeros((1, 3), np.float32)})
+        writer.commit()
+        raise KeyboardInterrupt
+    write(a, range(4), feature="w")
+    push(a, url, remote=how)
+    with pytest.raises(CacheError, match="does not come"):  # it is computed here, too
+        pull(url, copy, remote=how)
+    write(copy, range(1, 4), feature="w")
+    assert len(values(featcache.open(copy))) == 4
+
+
+def test_sets_that_no_push_has_put_there_are_refused(
+    bucket: str, how: RemoteOptions, tmp_path: Path, endpoint: str
+) -> None:
+    write(tmp_path / "c", range(4))
+    write(tmp_path / "c", range(4), feature="y")
+    for file in (each for each in (tmp_path / "c").rglob("*") if each.is_file()):
+        name = f"train/{file.relative_to(tmp_path / 'c').as_posix()}"
+        obstore.put(store_of(bucket, endpoint), name, file.read_bytes())
+    assert len(values(featcache.open(f"{bucket}/train", remote=how))) == 4
+    for refused in (push, sync):
+        with pytest.raises(CacheError, match="no push"):
+            refused(tmp_path / "c", f"{bucket}/train", remote=how)
+    with pytest.raises(CacheError, match="no push"):
+        pull(f"{bucket}/train", tmp_path / "d", remote=how)
 
 
 def test_generations_that_do_not_come_from_each_other_are_refused_by_name(
@@ -154,12 +311,12 @@ def test_of_two_pushes_at_once_one_is_refused(
     url = f"{bucket}/train"
     write(tmp_path / "a", range(3))
     write(tmp_path / "b", range(4))
-    replace = Requests.replace
+    put_in_place = Requests.replace
 
     def late(self: Requests, name: str, data: bytes, etag: str | None) -> None:
-        monkeypatch.setattr(Requests, "replace", replace)
+        monkeypatch.setattr(Requests, "replace", put_in_place)
         push(tmp_path / "b", url, remote=how)
-        replace(self, name, data, etag)
+        put_in_place(self, name, data, etag)
 
     monkeypatch.setattr(Requests, "replace", late)
     with pytest.raises(CacheError, match="another push"):
@@ -171,11 +328,11 @@ def test_a_push_whose_last_answer_is_lost_has_pushed(
     bucket: str, how: RemoteOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "a", range(3))
-    replace = Requests.replace
+    put_in_place = Requests.replace
 
     def lost(self: Requests, name: str, data: bytes, etag: str | None) -> None:
-        replace(self, name, data, etag)
-        replace(self, name, data, etag)  # as a client does that got no answer
+        put_in_place(self, name, data, etag)
+        put_in_place(self, name, data, etag)  # as a client does that got no answer
 
     monkeypatch.setattr(Requests, "replace", lost)
     push(tmp_path / "a", f"{bucket}/train", remote=how)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_proxy import BROKEN, STATUS, FaultProxy, in_front_of
+from fault_proxy import BROKEN, STATUS, FaultProxy
+from fault_proxy import proxy as proxy
 from s3_server import bucket as bucket
 from s3_server import endpoint as endpoint
 from transfer_helpers import Generations, values
@@ -16,20 +16,15 @@ import featcache
 from featcache.errors import FeatcacheError
 from featcache.transfer import pull, push
 
+FAULTS = [*((fault, "plain") for fault in (*STATUS, *BROKEN)), ("lost", "sets"), ("503", "sets")]
 ONCE = ("503", "429", "reset", "lost", "cut", "stall", "drip")  # the next try gets on
 
 
-@pytest.fixture
-def proxy(endpoint: str) -> Iterator[FaultProxy]:
-    with in_front_of(endpoint) as proxy:
-        yield proxy
-
-
-@pytest.mark.parametrize("fault", [*STATUS, *BROKEN])
+@pytest.mark.parametrize(("fault", "kind"), FAULTS)
 def test_a_push_has_a_fault_at_any_request(
-    fault: str, bucket: str, proxy: FaultProxy, tmp_path: Path
+    fault: str, kind: str, bucket: str, proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    cache = Generations.of(tmp_path, proxy, bucket)
+    cache = Generations.of(tmp_path, proxy, bucket, kind=kind)
     for at in range(100):
         url = cache.url(f"{at}")
         proxy.begin(at, fault)
@@ -45,14 +40,14 @@ def test_a_push_has_a_fault_at_any_request(
         assert len(featcache.open(url, remote=cache.direct)) == 4
         if not came:
             break
-    assert 8 < at < 40
+    assert 8 < at < 70
 
 
-@pytest.mark.parametrize("fault", [*STATUS, *BROKEN])
+@pytest.mark.parametrize(("fault", "kind"), FAULTS)
 def test_a_pull_has_a_fault_at_any_request(
-    fault: str, bucket: str, proxy: FaultProxy, tmp_path: Path
+    fault: str, kind: str, bucket: str, proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    cache = Generations.of(tmp_path, proxy, bucket)
+    cache = Generations.of(tmp_path, proxy, bucket, kind=kind)
     url = cache.url("train")
     push(cache.new, url, remote=cache.direct)
     new, copy = values(featcache.open(cache.new)), tmp_path / "copy"
@@ -72,4 +67,4 @@ def test_a_pull_has_a_fault_at_any_request(
         shutil.rmtree(copy)
         if not came:
             break
-    assert 6 < at < 40
+    assert 6 < at < 70

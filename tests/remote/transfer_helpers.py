@@ -14,20 +14,26 @@ from s3_server import obstore, store_of
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
+from featcache.format.feature_sets import every_directory
+from featcache.format.manifest import read_manifest
 from featcache.remote import RemoteOptions
 from featcache.transfer import Transfer, pull, push
+from featcache.transfer.lineage import note_history
 
 Values = dict[str, float]
 
 
-def write(path: Path, ids: range, frames: int = 2) -> None:
-    with CacheWriter(path, features=[FeatureStorageConfig("x")]) as writer:
+def write(path: Path, ids: range, frames: int = 2, feature: str = "x") -> None:
+    with CacheWriter(path, features=[FeatureStorageConfig(feature)]) as writer:
         for number in ids:
-            writer.write(f"utt-{number}", {"x": np.full((frames, 3), number, np.float32)})
+            writer.write(f"utt-{number}", {feature: np.full((frames, 3), number, np.float32)})
 
 
 def values(cache: featcache.Cache) -> Values:
-    return {id: float(np.asarray(cache.read(id, "x")).sum()) for id in cache.ids}
+    """All that a cache holds; its sets must be those of one moment."""
+    assert not any(cache.missing(feature) for feature in cache.features)
+    read = {id: [cache.read(id, feature) for feature in cache.features] for id in cache.ids}
+    return {id: float(sum(each.sum() for each in arrays)) for id, arrays in read.items()}
 
 
 @dataclass
@@ -41,11 +47,27 @@ class Generations:
     bucket: str
 
     @classmethod
-    def of(cls, tmp_path: Path, proxy: FaultProxy, bucket: str, frames: int = 2) -> Generations:
-        write(tmp_path / "new", range(2))
-        shutil.copytree(tmp_path / "new", tmp_path / "old")
-        write(tmp_path / "new", range(2, 4), frames)
-        return cls(tmp_path / "old", tmp_path / "new", proxy, proxy.server, bucket)
+    def of(
+        cls,
+        tmp_path: Path,
+        proxy: FaultProxy,
+        bucket: str,
+        frames: int = 2,
+        kind: str = "plain",
+    ) -> Generations:
+        """Make a plain cache that is written on, or gets a feature set, or has one already."""
+        new, features = tmp_path / "new", ["x", "y"] if kind == "sets" else ["x"]
+        for feature in features:
+            write(new, range(2), feature=feature)
+        for each in every_directory(new):  # as if it had been pushed
+            note_history(each, [read_manifest(each).write_id])
+        shutil.copytree(new, tmp_path / "old")
+        for feature in features:
+            write(new, range(2, 5), frames, feature)
+        if kind != "plain":
+            write(new, range(5), feature="z")
+        featcache.open(new).delete(["utt-1"])  # of all sets at once
+        return cls(tmp_path / "old", new, proxy, proxy.server, bucket)
 
     @property
     def direct(self) -> RemoteOptions:

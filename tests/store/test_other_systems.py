@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from places import TESTS
 
+from featcache.format.files import within
+
 MACOS = ("preadv", "posix_fadvise", "memfd_create", "RWF_NOWAIT")
 WINDOWS = (
     *MACOS,
@@ -95,3 +97,14 @@ def test_caches_are_written_and_read_without_what_linux_alone_has(
         timeout=200,
     )
     assert ended.stdout == "done\n", ended.stderr
+
+
+def test_a_name_leads_out_on_windows_by_what_that_takes_for_a_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("..\\x", "parts\\x", "C:", "x:stream"):
+        assert within(name) == name  # a file of its own here
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "name", "nt")
+            with pytest.raises(ValueError, match="does not lead to a file"):
+                within(name)
