@@ -191,6 +191,10 @@ class Window:
             begin = 0
         return self._bytes[begin : begin + nbytes]
 
+    def expect(self, offsets: Iterable[int], nbytes: int) -> None:
+        """Ask for bytes at each of some places, and do not wait."""
+        self._source.expect(offsets, nbytes)
+
 
 def is_pattern(path: str) -> bool:
     """Whether a path stands for several files."""

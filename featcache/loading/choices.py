@@ -72,6 +72,11 @@ class Choices:
         self._frame_s: dict[str, float] = {}
         self._crop_frames = {} if random_crop_s is None else self._frames_of(random_crop_s)
 
+    @property
+    def are_stored(self) -> bool:
+        """Whether all features are stored ones, whole."""
+        return not (self.variants or self.layers or self._crop_frames)
+
     def stored(self, name: str) -> list[str]:
         """Return the stored features that one of an item is made of."""
         return self.variants.get(name) or self.layers.get(name) or [name]

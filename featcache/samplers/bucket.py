@@ -231,6 +231,8 @@ class BucketBatchSampler(SamplerByLength):
             "max_elements": self.max_elements,
             "batch_size": self.batch_size,
         }
+        if self.max_elements is not None:
+            known["frame_elements"] = self._of.frame_elements
         if self._limits.quadratic_frames is not None:
             known["quadratic_frames"] = self._limits.quadratic_frames
         if self._shapes is not None:
@@ -249,7 +251,7 @@ class BucketBatchSampler(SamplerByLength):
     @cached_property
     def _sorted(self) -> Ints:
         """All rows that are batched, the shortest first."""
-        rows = stable_order(self._of.longest)
+        rows = stable_order(self._of.longest[:])
         if len(self.too_long):
             fits = np.ones(len(rows), bool)
             fits[self.too_long] = False
@@ -269,8 +271,10 @@ class BucketBatchSampler(SamplerByLength):
         return rows, self._cut(rows, 0)
 
     def _cut_window(self, rows: Ints, key: int | None) -> tuple[Ints, Ints]:
-        rows = self._by_length(rows)
-        return rows, self._cut(rows, 0 if key is None else share_of(drawn(key, "first")))
+        phase = 0 if key is None else share_of(drawn(key, "first"))
+        longest = self._of.longest[rows]
+        order = stable_order(longest)
+        return rows[order], self._cut(rows[order], phase, longest[order])
 
     def _order(self, count: int, key: int) -> Ints:
         return shuffled_in_groups(count, key)
@@ -306,22 +310,26 @@ class BucketBatchSampler(SamplerByLength):
             rows[begin : begin + len(order)] = rows[begin:][order]
         return rows
 
-    def _cut(self, rows: Ints, phase: float) -> Ints:
-        """Return where batches of `rows` end; the first is cut short by a share of `phase`."""
-        if self._shapes is not None:
-            return self._shapes.ends(np.sort(self._of.longest[rows]))
-        first = next(self._ends(rows))
-        skip = int(first * phase) if first < len(rows) else 0
-        ends = np.fromiter(self._ends(rows[skip:]), np.int64) + skip
-        return np.concatenate([[0, skip] if skip else [0], ends])
+    def _cut(self, rows: Ints, phase: float, longest: Ints | None = None) -> Ints:
+        """Return where batches of `rows` end; the first is cut short by a share of `phase`.
 
-    def _ends(self, rows: Ints) -> Iterator[int]:
-        columns = [self._of.longest] if self.max_elements is None else self._of.columns
-        return self._limits.ends([column[rows] for column in columns], self._of.frame_elements)
+        `longest` are the frames of their longest features, where these are at hand.
+        """
+        longest = self._of.longest[rows] if longest is None else longest
+        if self._shapes is not None:
+            return self._shapes.ends(np.sort(longest))
+        lengths = [longest]
+        if self.max_elements is not None:
+            lengths = [column[rows] for column in self._of.columns]
+        first = next(self._limits.ends(lengths, self._of.frame_elements))
+        skip = int(first * phase) if first < len(rows) else 0
+        left = [column[skip:] for column in lengths]
+        ends = np.fromiter(self._limits.ends(left, self._of.frame_elements), np.int64) + skip
+        return np.concatenate([[0, skip] if skip else [0], ends])
 
     def _shapes_of(self, pad_to: PadTo, batch_sizes: Sequence[int] | None) -> BatchShapes:
         """Return the shapes of batches: sizes as given, or as many as the limits allow."""
-        lengths = lengths_up_to(pad_to, int(self._of.longest.max()))
+        lengths = lengths_up_to(pad_to, int(self._of.longest[:].max()))
         if batch_sizes is not None:
             sizes = np.array([whole_number("batch_sizes", size, 1) for size in batch_sizes])
             if len(sizes) != len(lengths):

@@ -25,20 +25,22 @@ from featcache.tables.numbering import (
     within_table,
 )
 from featcache.tables.order import Order, drawn
+from featcache.tables.selection import StoredLengths
 from featcache.tables.table import FeatureTable, RowOrder
 
 TOO_LONG = ("raise", "skip")
+LengthsColumn = Ints | StoredLengths
 LengthsLike = ArrayLike | Sequence[ArrayLike] | CachePath | FeatureTable | HasTable | HasSome
 
 
 def columns_of(
     lengths: LengthsLike,
-) -> tuple[list[Ints], list[int], FeatureTable | None, float | None]:
+) -> tuple[list[LengthsColumn], list[int], FeatureTable | None, float | None]:
     """Return the frames of all utterances, the numbers of a frame, the table, and the crop.
 
     Of each feature that has a time axis, or of each array. The crop is `random_crop_s` of a data
-    set. Raises `ConfigError` for what is
-    neither, for no utterances and for features of different ones.
+    set. Raises `ConfigError` for what is neither, for no utterances and for features of different
+    ones.
     """
     if isinstance(lengths, FeatureTable | str | os.PathLike):
         lengths = FeatureTable.of(lengths)
@@ -51,18 +53,25 @@ def columns_of(
         choices = getattr(owner, "choices", None)
         made = table if choices is None else choices.over(table)
         names = [name for name in owner.features if made.has_frames(name)]
-        columns = [_checked(f"lengths of feature {name!r}", made.lengths(name)) for name in names]
+        columns: list[LengthsColumn]
+        stored = choices is None or choices.are_stored
+        if table.plan is not None and table.selection.cuts is None and stored:
+            columns = [StoredLengths(table.selection, [name]) for name in names]
+        else:
+            columns = [
+                _checked(f"lengths of feature {name!r}", made.lengths(name)) for name in names
+            ]
         crop_s = None if choices is None else choices.random_crop_s
         return columns, [math.prod(made.dims(name)) for name in names], table, crop_s
     if isinstance(lengths, list | tuple) and len(lengths) > 0 and np.ndim(lengths[0]) > 0:
         arrays = {f"lengths[{number}]": array for number, array in enumerate(lengths)}
     else:
         arrays = {"lengths": lengths}
-    columns = [_checked(name, np.asarray(array)) for name, array in arrays.items()]
-    counts = list(map(len, columns))
+    given = [_checked(name, np.asarray(array)) for name, array in arrays.items()]
+    counts = list(map(len, given))
     if len(set(counts)) > 1:
         raise ConfigError(f"the features have lengths for {counts} utterances; give the same ones")
-    return columns, [1] * len(columns), None, None
+    return [*given], [1] * len(given), None, None
 
 
 def _checked(name: str, array: NDArray[np.generic]) -> Ints:
@@ -89,6 +98,18 @@ def longest_of(columns: Sequence[Ints]) -> Ints:
     return longest
 
 
+Fits = Callable[[list[Ints]], NDArray[np.bool_]]
+
+
+def _without(columns: Sequence[LengthsColumn], fits: Fits) -> Ints:
+    """Return the rows of columns that do not fit."""
+    found = []
+    for begin in range(0, len(columns[0]), MOST_AT_ONCE):  # memory for some at a time
+        some = [column[begin : begin + MOST_AT_ONCE] for column in columns]
+        found.append(begin + np.flatnonzero(~fits(some)))
+    return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
 class LengthsOfUtterances:
     """The lengths of the utterances that a sampler draws from, one column a feature, and their ids.
 
@@ -112,21 +133,29 @@ class LengthsOfUtterances:
             )
         self.plan = None if self.table is None else self.table.plan
         self.ids = None if ids is None else self._take(list(ids))
-        self.longest = longest_of(self.columns)
+        stored = [each for each in self.columns if isinstance(each, StoredLengths)]
+        self._stored = StoredLengths.longest(stored) if stored else None
+        self.longest = self._stored or longest_of([each[:] for each in self.columns])
 
     @cached_property
     def numbering(self) -> Numbering | None:
         """The utterances that row numbers count; None where batches hold ids."""
         if self.ids is not None:
             return None
-        return Numbering(len(self.longest), self.table, self.columns)
+        lengths = [each[:] for each in self.columns] if self.table is None else []
+        return Numbering(len(self.longest), self.table, lengths)
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the lengths, the ids, and the plan of a mix."""
+        """Digest of the lengths and the ids; of a mix that of the table and of its caches' lengths.
+
+        So what is digested of a mix does not grow with the rows that an epoch can take of one.
+        """
         ids = "\0".join(self.ids or ()).encode(errors="surrogatepass")
-        plan = "" if self.plan is None else self.plan.digest
-        return digest("".join([*map(column_digest, self.columns), digest(ids), plan]).encode())
+        made = "" if self.table is None or self.plan is None else self.table.digest
+        columns = [self.columns] if self._stored is None else self._stored.of_caches()
+        digests = [column_digest(each[:]) for some in columns for each in some]
+        return digest("".join([*digests, digest(ids), made]).encode())
 
     def batches(self, rows: Ints, ends: Ints) -> Batches:
         """Return batches of these rows that end there."""
@@ -149,7 +178,7 @@ class LengthsOfUtterances:
 
     def without(
         self,
-        fits: Callable[[list[Ints]], NDArray[np.bool_]],
+        fits: Fits,
         too_long: str,
         limits: Sequence[str],
     ) -> Ints:
@@ -162,17 +191,19 @@ class LengthsOfUtterances:
             raise UnknownNameError(
                 f"too_long has no choice {too_long!r}; {nearest(too_long, TOO_LONG)}"
             )
-        total, found = len(self.longest), []
-        for begin in range(0, total, MOST_AT_ONCE):  # memory for some at a time
-            some = [column[begin : begin + MOST_AT_ONCE] for column in self.columns]
-            found.append(begin + np.flatnonzero(~fits(some)))
-        rows = np.concatenate(found)
+        total = len(self.longest)
+        if self._stored is not None and not any(
+            len(_without(columns, fits)) for columns in self._stored.of_caches()
+        ):
+            return np.empty(0, np.int64)  # the rows of the mix are among them
+        rows = _without(self.columns, fits)
         if not len(rows):
             return rows
-        longest = int(rows[len(rows) - 1 - self.longest[rows][::-1].argmax()])
+        frames = self.longest[rows]
+        longest = len(rows) - 1 - int(frames[::-1].argmax())
         what = (
             f"{len(rows)} of {total} utterances are longer than {' or '.join(limits)}, the "
-            f"longest is {self._named(longest)} with {self.longest[longest]} frames"
+            f"longest is {self._named(int(rows[longest]))} with {frames[longest]} frames"
         )
         names = " or ".join(limit.partition("=")[0] for limit in limits)
         how = "" if too_long == "skip" else ", or leave them out: too_long=skip"

@@ -30,13 +30,28 @@ from featcache.reading.opening import Expectation, open_generation
 
 
 class RowMap:
-    """Row numbers of what lies below: row r here is row `below[r]` there. None comes twice."""
+    """Row numbers of what lies below: row r here is row `below[r]` there. None comes twice.
+
+    But in a mix, where an utterance has a row for each time that an epoch can take it.
+
+    Args:
+        below: the numbers.
+        back: what `find` needs, where it is made.
+        made: what tells these numbers from others, where that is less than the numbers.
+        ascends: whether none is below the one before, where that is known.
+    """
 
     def __init__(
-        self, below: Ints | SharedArray[np.int64], back: SharedArray[np.int32] | None = None
+        self,
+        below: Ints | SharedArray[np.int64],
+        back: SharedArray[np.int32] | None = None,
+        made: str | None = None,
+        ascends: bool | None = None,
     ) -> None:
         self._shared = below if isinstance(below, SharedArray) else SharedArray(below)
         self._back = back
+        self._made = made
+        self._known_to_ascend = ascends
 
     @property
     def below(self) -> Ints:
@@ -46,14 +61,16 @@ class RowMap:
     @property
     def digest(self) -> str:
         """A digest of the numbers."""
-        return self._shared.digest
+        return self._shared.digest if self._made is None else digest(self._made.encode())
 
     def __len__(self) -> int:
         return len(self._shared)
 
     @cached_property
     def _ascends(self) -> bool:
-        return bool((self.below[1:] > self.below[:-1]).all())
+        if self._known_to_ascend is not None:
+            return self._known_to_ascend
+        return bool((self.below[1:] >= self.below[:-1]).all())
 
     def share(self) -> None:
         """Make now what `find` needs, for processes that are forked or spawned later to share."""
@@ -63,7 +80,7 @@ class RowMap:
             self._back = SharedArray(back)
 
     def find(self, below: Ints) -> Ints:
-        """Return the row here of rows below, -1 where there is none, and of -1."""
+        """Return a row here of rows below, -1 where there is none, and of -1."""
         if not len(self):
             return np.full(len(below), -1, np.int64)
         self.share()
@@ -78,7 +95,7 @@ class RowMap:
         return places
 
     def __reduce__(self) -> tuple[object, ...]:
-        return RowMap, (self._shared, self._back)
+        return RowMap, (self._shared, self._back, self._made, self._known_to_ascend)
 
 
 # `BlockMember`: a cache of a block, with the rows of it that count.
@@ -158,6 +175,10 @@ class Block:
         """Return the frames of all rows; the mapped column itself of a whole cache."""
         member, column = self.features[feature], self.arrays(feature).all_lengths
         return column if member.rows is None else column[member.rows.below]
+
+    def lengths_of(self, feature: str, rows: Ints) -> Ints:
+        """Return the frames of some rows."""
+        return self.arrays(feature).all_lengths[self.features[feature].inner(rows)]
 
     @property
     def annotations(self) -> dict[str, BlockMember]:
@@ -364,7 +385,7 @@ class TableBlocks:
             yield self.blocks[0], slice(None), rows
             return
         numbers = np.searchsorted(self.starts, rows, side="right") - 1
-        for number in np.unique(numbers).tolist():
+        for number in np.flatnonzero(np.bincount(numbers)).tolist():
             places = np.flatnonzero(numbers == number)
             yield self.blocks[number], places, rows[places] - self.starts[number]
 

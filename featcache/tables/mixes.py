@@ -413,7 +413,10 @@ def _planned(whole: Selection, plan: MixPlan) -> Selection:
         return Selection(whole.blocks, whole.row_map, whole.cuts, plan)
     rows = np.repeat(np.arange(len(whole)), np.concatenate(copies))
     cuts = None if whole.cuts is None else whole.cuts.take(rows)
-    return Selection(whole.blocks, RowMap(whole.below(rows)), cuts, plan)
+    # the digest of the plan, which stands beside it, tells how often each row comes
+    made, ascends = ("", True) if whole.row_map is None else (whole.row_map.digest, None)
+    row_map = RowMap(whole.below(rows), made=made, ascends=ascends)
+    return Selection(whole.blocks, row_map, cuts, plan)
 
 
 @dataclass(frozen=True)

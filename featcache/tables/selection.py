@@ -96,6 +96,39 @@ class PaddedFeatures(NamedTuple):
     lengths: Ints
 
 
+class StoredLengths:
+    """Frames of all rows, of the longest of some features, taken as they are asked for.
+
+    A mix may have many more rows than its caches: `lengths[rows]` reads the columns of these, and
+    no copy is made of all. The rows are whole utterances.
+    """
+
+    def __init__(self, rows: Selection, features: Sequence[str]) -> None:
+        self.rows = rows
+        self.features = features
+
+    @classmethod
+    def longest(cls, columns: Sequence[StoredLengths]) -> StoredLengths:
+        """Return those of the longest feature of some columns of the same rows."""
+        return cls(columns[0].rows, [name for each in columns for name in each.features])
+
+    def of_caches(self) -> Iterator[list[Ints]]:
+        """Yield the columns of each block, one a feature, among them rows that are not taken."""
+        for block in self.rows.blocks.blocks:
+            yield [block.lengths(name) for name in self.features]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, rows: Ints | slice) -> Ints:
+        numbers = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else rows
+        longest = np.empty(len(numbers), np.int64)
+        for block, places, inner in self.rows.blocks.split(self.rows.below(numbers)):
+            columns = [block.lengths_of(name, inner) for name in self.features]
+            longest[places] = columns[0] if len(columns) == 1 else np.max(columns, axis=0)
+        return longest
+
+
 # `Selection`: rows of blocks in some order, whole or cut; a table without its user's words.
 
 

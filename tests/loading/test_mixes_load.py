@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -177,6 +179,64 @@ def test_a_state_of_another_mix_is_refused(mixes: dict[str, FeatureTable]) -> No
         other = FeatureLoader(mixes["part"], batch_sampler=make(mixes["part"]))
         with pytest.raises(StateError, match="other utterances, or another mix of them"):
             other.load_state_dict(loader.state_dict())
+
+
+def caches_of(home: Path, lengths: Mapping[str, int], dims: int = 2) -> FeatureTable:
+    with featcache.CacheWriter(home, [featcache.FeatureStorageConfig("fbank")]) as writer:
+        for id, length in lengths.items():
+            writer.write(id, {"fbank": np.ones((length, dims), np.float32)})
+    return featcache.open(home).table
+
+
+def test_a_state_of_utterances_of_other_lengths_is_refused(tmp_path: Path) -> None:
+    one = caches_of(tmp_path / "one", {"x": 3, "y": 5, "z": 4})
+    other = caches_of(tmp_path / "other", {"x": 3, "y": 6, "z": 4})
+    for repeat in (1, 2):
+        made = [featcache.mix({"a": each}, repeat={"a": repeat}) for each in (one, other)]
+        same = featcache.mix({"a": featcache.open(tmp_path / "one")}, repeat={"a": repeat})
+        state = BucketBatchSampler(made[0], max_frames=20).state_dict()
+        BucketBatchSampler(same, max_frames=20).load_state_dict(state)
+        with pytest.raises(StateError, match="data"):
+            BucketBatchSampler(made[1], max_frames=20).load_state_dict(state)
+
+
+def test_a_state_of_frames_of_another_size_is_refused_where_numbers_are_limited(
+    tmp_path: Path,
+) -> None:
+    lengths = {"x": 3, "y": 5, "z": 4}
+    tables = [caches_of(tmp_path / str(dims), lengths, dims) for dims in (2, 4)]
+    state = BucketBatchSampler(tables[0], max_elements=40).state_dict()
+    with pytest.raises(StateError, match=r"frame_elements=\[2\] \(here \[4\]\)"):
+        BucketBatchSampler(tables[1], max_elements=40).load_state_dict(state)
+    state = json.loads(json.dumps(state))
+    BucketBatchSampler(tables[0], max_elements=40).load_state_dict(state)
+
+
+def test_what_a_source_leaves_out_may_be_longer_than_a_batch(tmp_path: Path) -> None:
+    lengths = {"x": 3, "long": 99, "y": 5, "z": 4}
+    table = caches_of(tmp_path / "one", lengths).select(["z", "x", "y"])
+    for repeat in (1, 2):
+        mixed = featcache.mix({"a": table}, repeat={"a": repeat})
+        for made in (mixed, FeatureDataset(mixed)):
+            sampler = BucketBatchSampler(made, max_frames=10)
+            for batch in sampler:
+                assert max(lengths[mixed.id(int(row))] for row in batch) * len(batch) <= 10
+            with pytest.raises(ConfigError, match=f"{repeat} of .* is 'y' .* with 5 frames"):
+                BucketBatchSampler(made, max_frames=4)
+
+
+def test_a_sampler_of_a_mix_copies_no_lengths_of_its_rows(tmp_path: Path) -> None:
+    one = caches_of(tmp_path / "one", {"x": 3, "y": 5})
+    table = featcache.mix({"a": one}, repeat={"a": 1e6})  # two million rows
+    dataset = FeatureDataset(table)
+    tracemalloc.start()
+    try:
+        PackedBatchSampler(table, max_frames=500)
+        sampler = BucketBatchSampler(dataset, max_frames=500)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    assert len(next(iter(sampler))) <= 500 // 3
 
 
 @settings(

@@ -221,6 +221,26 @@ def test_another_plan_has_another_digest(sources: dict[str, FeatureTable]) -> No
     assert featcache.concat(*sources.values()).digest not in digests
 
 
+def test_the_digest_tells_which_rows_of_the_sources_are_mixed_in_which_order(
+    sources: dict[str, FeatureTable],
+) -> None:
+    a, b = sources["a"], sources["b"]
+    backwards = a.select(range(len(a))[::-1])
+    mixed = [
+        {"a": a, "b": b},
+        {"a": backwards, "b": b},
+        {"a": a.select([*range(20, 40), *range(20)]), "b": b},
+        {"a": a.select(range(39)), "b": b},
+        {"b": b, "a": a},
+    ]
+    for repeat in (1, 3):
+        plans = [dict.fromkeys(each, repeat) for each in mixed]
+        both = list(zip(mixed, plans, strict=True))
+        digests = [featcache.mix(each, repeat=plan).digest for each, plan in both]
+        assert len(set(digests)) == len(mixed)
+        assert digests == [featcache.mix(each, repeat=plan).digest for each, plan in both]
+
+
 def test_segments_are_mixed_too(tmp_path: Path) -> None:
     features = [featcache.FeatureStorageConfig("fbank", frame_s=0.01)]
     tables = {}
