@@ -73,7 +73,7 @@ def plan(sampler: PackedBatchSampler | BucketBatchSampler, epoch: int) -> Planne
     began = time.process_time()
     batches = sampler.epoch_batches(epoch)
     seconds = time.process_time() - began
-    frames = int(sampler._of.longest.sum())
+    frames = int(sampler._of.longest[:].sum())
     return seconds, frames / (len(batches) * MAX_FRAMES), len(batches)
 
 
