@@ -160,6 +160,7 @@ class _Threads:
         self._jobs: deque[Callable[[], object]] = deque()
         self._all: set[threading.Thread] = set()
         self._busy = 0
+        self._is_ending = False
         self._turn = threading.Condition()
         _running.add(self)
 
@@ -177,15 +178,13 @@ class _Threads:
                 raise
             self._turn.notify(len(jobs))
 
-    def drop(self) -> None:
-        """Begin none of the jobs that wait."""
+    def end(self) -> list[threading.Thread]:
+        """Begin none of the jobs that wait; return the threads, which end without one."""
         with self._turn:
+            self._is_ending = True
             self._jobs.clear()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a thread is at a job."""
-        return self._busy > 0
+            self._turn.notify_all()
+            return list(self._all)
 
     def _start_some(self) -> None:
         while len(self._all) < min(self._busy + len(self._jobs), int(self._room())):
@@ -210,7 +209,8 @@ class _Threads:
         with self._turn:
             self._busy -= done
             while not self._jobs or self._busy >= int(self._room()):
-                if not self._turn.wait(LINGER_S) and not self._jobs:
+                is_over = self._is_ending and not self._jobs
+                if is_over or (not self._turn.wait(LINGER_S) and not self._jobs):
                     self._all.discard(threading.current_thread())
                     return None
             self._busy += 1
@@ -224,11 +224,10 @@ def _end() -> None:
     if not _has_asked or _forked:
         return
     ends = time.monotonic() + MOST_END_S
-    for each in list(_running):
-        each.drop()
+    threads = [thread for each in list(_running) for thread in each.end()]
     time.sleep(END_S)
-    while any(each.is_busy for each in list(_running)) and time.monotonic() < ends:
-        time.sleep(END_S / 10)
+    for thread in threads:
+        thread.join(max(ends - time.monotonic(), 0.0))
 
 
 Told = Callable[[memoryview | BaseException], object]
