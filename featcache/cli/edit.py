@@ -38,8 +38,9 @@ _YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def _ask(question: str, *, yes: bool) -> None:
     """Ask, on stderr, unless it is answered already; no ends the verb."""
     try:
-        if not yes and not click.confirm(shown(question), err=True):
-            end(NO)
+        with contextlib.redirect_stdout(sys.stderr):  # click 8.1.0 prints a space to stdout
+            if not yes and not click.confirm(shown(question), err=True):
+                end(NO)
     except click.Abort:
         if sys.stdin.isatty():
             raise
