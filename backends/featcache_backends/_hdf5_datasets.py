@@ -53,6 +53,7 @@ class Hdf5Datasets:
         self._bytes = SourceFile(source)
         try:
             self._file = self._opened_file()
+            self._closing.callback(self._file.close)
             self._root = h5py.h5g.open(self._file, b"/")
             made = self._file.get_create_plist()
             # some versions of HDF5 count chunks from the end of the user block
@@ -71,7 +72,6 @@ class Hdf5Datasets:
     def close(self) -> None:
         """Close the file."""
         self._root = None
-        self._file.close()
         self._closing.close()
 
     def place(self, name: str, dataset: h5py.h5d.DatasetID | None = None) -> PlacedArray:
@@ -164,6 +164,9 @@ class Hdf5Datasets:
             return h5f.open(str(self._path).encode(), h5f.ACC_RDONLY)
         access = h5p.create(h5p.FILE_ACCESS)
         access.set_fileobj_driver(self._h5py.h5fd.fileobj_driver, self._bytes)
+        # a group that an error's traceback holds would keep the file open until the process ends,
+        # where HDF5 closes it by calling Python, which is gone by then: a segmentation fault
+        access.set_fclose_degree(h5f.CLOSE_STRONG)
         return h5f.open(repr(self._bytes).encode(), h5f.ACC_RDONLY, access)
 
     def _raise_of_source(self) -> None:

@@ -484,21 +484,38 @@ def test_a_server_without_etags_is_told_of(
     assert np.array_equal(cache.read("utt-05", "feats"), ARRAYS["utt-05"])
 
 
+def refuse_from(server: RangeServer, request: int) -> None:
+    """Let a server refuse its next requests from one of them on, counted from 1."""
+    last = len(server.requests) + request
+
+    def refuse(handler: Any, data: bytes, status: int) -> bool:
+        if len(server.requests) >= last:
+            handler.answer(403, b"")
+        return len(server.requests) >= last
+
+    server.fault = refuse
+
+
 def test_a_store_that_refuses_is_no_damaged_file(server: RangeServer, tmp_path: Path) -> None:
     for name in ("feats.h5", "shard.tar", "egs/exp/raw.ark"):
         for request in (1, 2, 3):
-            first = len(server.requests)
-
-            def refuse(handler: Any, data: bytes, status: int, last: int = first + request) -> bool:
-                if len(server.requests) >= last:
-                    handler.answer(403, b"")
-                return len(server.requests) >= last
-
-            server.fault = refuse
-            how = options(tmp_path / f"{request}-{first}")
+            refuse_from(server, request)
+            how = options(tmp_path / f"{request}-{len(server.requests)}")
             with pytest.raises(RemoteError, match=f"{name}: the store refuses"):
                 featcache.adopt(f"{server.url}/{name}", tmp_path / "c", remote=how)
             assert not (tmp_path / "c" / "featcache.json").exists()
+
+
+def test_a_store_that_refuses_leaves_no_hdf5_file_open(server: RangeServer, tmp_path: Path) -> None:
+    # when the process ends, HDF5 would close it by calling Python, which is gone by then
+    kinds = h5py.h5f.OBJ_FILE | h5py.h5f.OBJ_GROUP | h5py.h5f.OBJ_DATASET
+    for request in (1, 2, 3):
+        refuse_from(server, request)
+        how = options(tmp_path / f"pages-{request}")
+        with pytest.raises(RemoteError) as refused:
+            featcache.adopt(f"{server.url}/feats.h5", tmp_path / "c", remote=how)
+        names = [h5py.h5f.get_name(each) for each in h5py.h5f.get_obj_ids(types=kinds)]
+        assert [name for name in names if b"SourceFile" in name] == [], refused.value
 
 
 def test_an_object_that_changes_while_it_is_indexed_is_an_error(
