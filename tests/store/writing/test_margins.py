@@ -81,7 +81,7 @@ with CacheWriter(path / "cache", features) as writer:
         leave_free(small_disk, free)
         done = run_script(script, small_disk)
         assert "StorageFullError" in done.stderr, (free, done.stderr)
-        needed = done.stderr.split("which needs ")[1].split(":")[0]
+        needed = done.stderr.split("which needs ")[-1].split(":")[0]
         assert 1_280_000 < int(needed.replace(",", "")) < 2_560_000
     leave_free(small_disk, int(needed.replace(",", "")) + 65536)
     done = run_script(script, small_disk)
