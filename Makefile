@@ -69,7 +69,7 @@ fuzz: setup  ## damage caches, and what is adopted, in every way, 20,000 times e
 	$(BIN)/pytest tests/fuzz -s --override-ini=timeout=3600
 
 rightness: setup  ## change two recipes in hundreds of ways: what matters must be noticed, nothing else; 20 minutes
-	$(BIN)/pytest tests/rightness -s --override-ini=timeout=7200
+	$(BIN)/pytest tests/rightness -s --override-ini=timeout=21600
 
 floor: $(FLOOR)/.set-up  ## run the tests of `make test` with the lowest versions that pyproject.toml allows, on Python 3.11
 	$(FLOOR)/bin/pytest -p no:anyio $(NOT_IN_TEST)  # the plugin of an older anyio is deprecated by pytest
