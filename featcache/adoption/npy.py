@@ -49,7 +49,7 @@ class NpyFolder:
         if what:
             return False
         first = data_files(place, _LOOK_AT)
-        arrays = bool(first) and all(path.endswith(SUFFIX) for path in first)
+        arrays = bool(first) and all(path.lower().endswith(SUFFIX) for path in first)
         return arrays and not any(kind.recognises(place, what) for kind in MORE_PARTICULAR)
 
     def index(self, place: Place, what: str, options: Options) -> Found:
