@@ -16,7 +16,7 @@ EACH = "{id}"  # each name is an utterance
 MOST_FEATURES = 8  # of names that look so; speakers are more
 FEWEST = 2  # utterances, or nothing tells
 SHARE = 0.9  # of the utterances that have each feature, and go together
-_LETTERS = re.compile(r"[^\W\d_]{2}")
+_LETTERS = re.compile(r"[^\W\d_]{2}|^[fF]0$")
 
 
 class Names:

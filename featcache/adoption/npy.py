@@ -102,7 +102,12 @@ def _stored(
 ) -> Stored:
     headers = npy_headers(place, ids, paths)
     shapes, dtypes = [each.shape for each in headers], [each.dtype for each in headers]
-    stored = copied_as(name, ids, shapes, dtypes, options.time_axis)
+    try:
+        stored = copied_as(name, ids, shapes, dtypes, options.time_axis)
+    except AdoptionError:
+        if options.pattern is None:
+            refuse_features(place.name, ids, None)
+        raise
     if options.pattern is None:
         refuse_features(place.name, ids, stored.rows)
     return stored

@@ -230,6 +230,16 @@ def compressed_csv(at: Path) -> Made:
     return folder, MEL
 
 
+def clusters(at: Path) -> Made:
+    """As HuBERT's recipes of fairseq write them."""
+    (at / "all").mkdir()
+    lines(at / "all/train.km", lambda _, array: words(array))
+    (at / "all/dict.km.txt").write_text("".join(f"{n} 1\n" for n in range(500)))
+    names = "".join(f"spk/{id}.wav\t16000\n" for id in TOKENS)
+    (at / "all/train.tsv").write_text(f"/data\n{names}")
+    return at / "all", {f"spk/{id}": array for id, array in TOKENS.items()}
+
+
 def record(feature: Mapping[str, tuple[int, bytes]]) -> bytes:
     """An example of TensorFlow."""
 
@@ -359,6 +369,11 @@ WAYS: dict[str, Callable[[Path], Made]] = {
     "frames in JSON lines": lambda at: (
         lines(at / "all.jsonl", lambda id, a: json.dumps({"utt_id": id, "mel": a.tolist()}), MEL),
         MEL,
+    ),
+    "clusters beside names": clusters,
+    "a cluster an utterance": lambda at: (
+        saved(at / "all.km", lambda p: p.write_text("7\n8\n9\n")),
+        {f"{n:08d}": np.array([n + 7], "i4") for n in range(3)},
     ),
     "rows in JSON": lambda at: (
         saved(at / "all.json", lambda p: p.write_text(json.dumps(
@@ -546,3 +561,26 @@ def test_numbers_that_only_torch_has_are_converted_to_wider_ones(
     exec(line[1], {"featcache": featcache, "safetensors": importlib.import_module("safetensors")})
     with featcache.open(tmp_path / "features") as cache:
         assert np.array_equal(cache.read("u2", "feats"), held["u2"].float().numpy())
+
+
+@pytest.mark.parametrize("door", ["adopt", "convert"])
+def test_features_that_names_end_with_are_told_with_their_pattern(
+    tmp_path: Path, door: str
+) -> None:
+    each(tmp_path / "all", ".mel.npy", np.save)
+    each(tmp_path / "f0", ".f0.npy", np.save, F0)
+    for path in (tmp_path / "f0").iterdir():
+        path.rename(tmp_path / "all" / path.name)
+    with pytest.raises(
+        AdoptionError, match=r"features 'f0', 'mel' .*give pattern='{id}\.{feature}'"
+    ):
+        getattr(featcache, door)(tmp_path / "all", tmp_path / "cache")
+    cache = featcache.adopt(tmp_path / "all", tmp_path / "cache", pattern="{id}.{feature}")
+    assert np.array_equal(cache.read("u1", "f0"), F0["u1"])
+
+
+@pytest.mark.parametrize("door", ["adopt", "convert"])
+def test_waveforms_are_no_features(tmp_path: Path, door: str) -> None:
+    each(tmp_path / "all", ".wav", lambda path, _: path.write_bytes(b"RIFF"))
+    with pytest.raises(AdoptionError, match=r"these are waveforms; featcache\.extract computes"):
+        getattr(featcache, door)(tmp_path / "all", tmp_path / "cache")

@@ -37,6 +37,7 @@ _READS_FILES = ("loadtxt(", "joblib.load(", "loadmat(", "numpy.load(", "load_ark
 _ADOPTED = (".npy", ".pt", ".pth", ".ckpt", ".h5", ".hdf5", ".safetensors")
 _FILES_AS_GROUPS = (".h5", ".hdf5")
 _COPIED = (".npz", ".parquet", ".arrow", ".feather", ".lmdb", ".tar", ".ark")
+_SOUND = (".wav", ".flac", ".mp3", ".ogg", ".opus")
 _BESIDE = (".md", ".rst", ".log", ".json", ".yaml", ".yml", ".ini")
 
 _MAT = "{k: v for k, v in scipy.io.loadmat(<path>).items() if k[:2] != '__'}"
@@ -71,6 +72,8 @@ def way_out(source: Path, packed: Path | None = None) -> str:
     suffixes = {path.suffix for path in files}
     if len(suffixes) != 1 or (suffixes == {""} and len(files) > 1):
         return _one_by_one(source, files)
+    if suffixes <= {*_SOUND}:
+        return "these are waveforms; featcache.extract computes features of them"
     loads = _loads_of(files[0])
     return "" if loads is None else _told(loads, source, files, packed)
 
@@ -181,6 +184,8 @@ def _one_by_one(source: Path, files: Sequence[Path]) -> str:
     known = [path for path in files if _loads_of(path) is not None]
     if not known:
         return ""
+    if clusters := next((path for path in known if path.suffix == ".km"), None):
+        return way_out(clusters)
     largest = max(known, key=lambda path: path.stat().st_size)
     return f"it holds files of several kinds; name one of them, as {str(largest)!r}"
 
@@ -280,9 +285,6 @@ def _of_columns(row: Mapping[str, object], rows: str) -> Loads | None:
     return Loads(_AS_TEXT, f"{{{key}: {value_of} for n, r in enumerate({rows})}}")
 
 
-_SOUND = (".wav", ".flac", ".mp3", ".ogg", ".opus")
-
-
 def _is_numbers(words: Sequence[str]) -> bool:
     return len(words) > 1 and all(map(_is_number, words))
 
@@ -304,6 +306,8 @@ def _is_array(value: object) -> bool:
 
 def _of_marked(lines: Sequence[str], path: Path) -> Loads | None:
     """Return what loads text whose name, or first line, says what it is."""
+    if path.suffix == ".km":
+        return _of_clusters(path)
     if path.suffix in (".yaml", ".yml"):
         whole = "{k: numpy.array(v) for k, v in yaml.safe_load(<bytes>).items()}"
         return Loads(_AS_TEXT, whole)
@@ -342,6 +346,17 @@ def _of_text(lines: Sequence[str], path: Path) -> Loads | None:
         if found := _of_columns(named, table):
             return found
     return _of_numbers(rows, first, sign, skip=int(has_header))
+
+
+def _of_clusters(path: Path) -> Loads:
+    """Return what loads the clusters of HuBERT: a line an utterance, as in the `.tsv` beside it."""
+    array = "numpy.array(r.split(), 'int32')"
+    table = path.with_suffix(".tsv")
+    if not table.is_file():
+        return Loads(_AS_TEXT, f"{{f'{{n:08d}}': {array} for n, r in enumerate(<lines>)}}")
+    id = "pathlib.PurePath(t.split('\\t')[0]).with_suffix('').as_posix()"
+    ids = f"pathlib.Path({str(table)!r}).read_text().splitlines()[1:]"
+    return Loads(_AS_TEXT, f"{{{id}: {array} for t, r in zip({ids}, <lines>, strict=True)}}")
 
 
 def _of_bars(rows: Sequence[Sequence[str]]) -> Loads | None:
