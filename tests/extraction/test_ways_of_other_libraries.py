@@ -13,6 +13,7 @@ import re
 import struct
 import tarfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -584,3 +585,21 @@ def test_waveforms_are_no_features(tmp_path: Path, door: str) -> None:
     each(tmp_path / "all", ".wav", lambda path, _: path.write_bytes(b"RIFF"))
     with pytest.raises(AdoptionError, match=r"these are waveforms; featcache\.extract computes"):
         getattr(featcache, door)(tmp_path / "all", tmp_path / "cache")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("what", [what for what in WAYS if "LMDB" not in what])
+def test_damage_in_what_is_refused_is_no_error_of_another_kind(tmp_path: Path, what: str) -> None:
+    source, _ = WAYS[what](tmp_path)
+    files = [source] if source.is_file() else [p for p in source.rglob("*") if p.is_file()]
+    random = np.random.default_rng(len(what))
+    for number in range(12):
+        path = files[random.integers(len(files))]
+        data = bytearray(path.read_bytes())
+        for _ in range(3):
+            data[random.integers(min(len(data), 512))] = random.integers(256)
+        whole = path.read_bytes()
+        path.write_bytes(data[: random.integers(len(data))] if number % 3 == 2 else data)
+        with suppress(AdoptionError):
+            featcache.adopt(source, tmp_path / "into" / f"cache-{number}")
+        path.write_bytes(whole)

@@ -9,8 +9,11 @@ import json
 import pickletools
 import re
 import sqlite3
+import struct
 import tarfile
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from itertools import islice
@@ -24,6 +27,14 @@ ONE_ARRAY = "one array is no data set"
 IDS = ("id", "ID", "utt_id", "utt", "key", "name", "audio_id", "utterance_id", "uttid", "__key__")
 MOST_BYTES = 1 << 20  # that are looked at
 _PICKLE = ("PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "MARK")  # opcodes without values
+
+
+# what readers raise for bytes that no writer wrote
+BROKEN = (
+    *(OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
+    *(RuntimeError, MemoryError, SyntaxError, tokenize.TokenError, struct.error, zlib.error),
+    *(zipfile.BadZipFile, tarfile.TarError),
+)
 
 
 class Loads(NamedTuple):
@@ -68,7 +79,7 @@ def loads_of_folder(folder: Path) -> Loads | None:
         return _of_litdata(described["config"])
     for name in ("zarr.json", ".zarray"):
         array = _json_at(folder / name)
-        if "shape" in array:
+        if isinstance(array.get("shape"), list):
             return _of_zarr(len(array["shape"]))
     if any((each / name).exists() for each in folder.glob("*.zarr") for name in _OF_ZARR):
         load = "zarr.open_array(p, mode='r')[...]"
@@ -107,7 +118,7 @@ _TAR_FIELDS = ("npy.gz", "json", "mp", "msg", "pyd", "pickle", "pkl", "ten", "tb
 def _of_tar(path: Path) -> Loads | None:
     """Return what loads members of WebDataset that webdataset decodes."""
     fields: dict[str, bool] = {}
-    with suppress(tarfile.TarError, OSError, EOFError), tarfile.open(path, "r:") as file:
+    with suppress(*BROKEN), tarfile.open(path, "r:") as file:
         for member in islice(file, _MEMBERS):
             field = member.name.rpartition("/")[2].partition(".")[2]
             if member.isfile() and field.endswith(_TAR_FIELDS):
@@ -155,7 +166,7 @@ def _json_at(path: Path) -> dict[str, Any]:
 
 def _of_mds(shards: Any) -> Loads | None:
     """Return what loads the shards of MosaicML's streaming."""
-    with suppress(KeyError, TypeError, IndexError):
+    with suppress(*BROKEN):
         columns = dict(zip(shards[0]["column_names"], shards[0]["column_encodings"], strict=False))
         arrays = [name for name, kind in columns.items() if kind.startswith("ndarray")]
         ids = [name for name, kind in columns.items() if name in IDS and kind in ("str", "int")]
@@ -167,7 +178,7 @@ def _of_mds(shards: Any) -> Loads | None:
 def _of_litdata(config: Any) -> Loads | None:
     """Return what loads the chunks of litdata."""
     rows = "litdata.StreamingDataset(<path>)"
-    with suppress(KeyError, TypeError, IndexError, ValueError):
+    with suppress(*BROKEN):
         kinds = [each.partition(":")[0] for each in config["data_format"]]
         spec = json.loads(config["data_spec"])[1]
         if not str(spec["type"]).endswith("dict"):
@@ -194,7 +205,7 @@ def _of_zip(path: Path) -> Loads | None:
             names = file.namelist()
             pickle = next((name for name in names if name.endswith("/data.pkl")), None)
             pickled = b"" if pickle is None else file.open(pickle).read(MOST_BYTES)
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, ValueError):
+    except BROKEN:
         return None
     if pickle is not None:
         return None if path.suffix == ".zip" else _of_torch(pickled)
@@ -217,7 +228,7 @@ def _of_npz(path: Path) -> Loads | None:
         with np.load(path, allow_pickle=False) as file:
             objects = [name for name in file.files if _holds_objects(file, name)]
             ids = next((name for name in file.files if name in ("ids", "keys", "names")), None)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile):
+    except BROKEN:
         return None
     if len(objects) != 1:
         return None
@@ -277,7 +288,7 @@ def _top(pickled: bytes) -> tuple[str, list[str]]:
     Nothing is run. Beside it are the first words of text.
     """
     steps: list[tuple[str, object]] = []
-    with suppress(ValueError, IndexError, UnicodeDecodeError):
+    with suppress(*BROKEN):
         for opcode, argument, _ in islice(pickletools.genops(pickled), 256):
             if opcode.name not in _PICKLE:
                 steps.append((opcode.name, argument))
@@ -318,7 +329,7 @@ def _of_npy(path: Path) -> Loads | None:
             read = np.lib.format.read_array_header_1_0
             read = read if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, _, dtype = read(file)
-    except (ValueError, OSError):
+    except BROKEN:
         return None
     load = "numpy.load(<path>)"
     if dtype.hasobject and dtype.names is None:
@@ -432,7 +443,7 @@ def _of_tfrecord(path: Path) -> Loads | None:
         return None
     try:
         features = dict(_entries(next(data for field, data in _fields(record) if field == 1)))
-    except (StopIteration, IndexError, UnicodeDecodeError):
+    except (StopIteration, *BROKEN):
         return None
     id = next((name for name in IDS if features.get(name, (0, b""))[0] == 1), None)
     key = "f'{n:08d}'" if id is None else f"bytes(a[{id!r}]).decode()"
