@@ -126,7 +126,7 @@ class Hdf5Datasets:
             made, shape = dataset.get_create_plist(), dataset.shape
             dtype = self._numbers(name, dataset.get_type())
             if made.get_layout() not in layouts or made.get_external_count():
-                self._refuse(name, "is stored in other files")
+                self._refuse_elsewhere(name, "is stored in other files")
             if shape is None:
                 self._refuse(name, "has no shape")
             stored, nbytes = dataset.get_storage_size(), math.prod(shape) * dtype.itemsize
@@ -201,7 +201,7 @@ class Hdf5Datasets:
         for link, kind in self._links(prefix, group):
             name = prefix + self._text(prefix, link)
             if kind != self._h5py.h5l.TYPE_HARD:
-                self._refuse(name, "is a link to somewhere else")
+                self._refuse_elsewhere(name, "is a link to somewhere else")
             try:
                 member = self._h5py.h5o.open(group, link)
             except BROKEN as error:
@@ -282,8 +282,37 @@ class Hdf5Datasets:
         plain = found.kind in "biuf" and found.itemsize <= 8
         if not plain or not kind.equal(self._h5py.h5t.py_create(found, logical=True)):
             told = f"has elements of type {_described(kind, found)}, no plain numbers"
-            self._refuse(name, told, COMPLEX if found.kind == "c" else CONVERT)
+            self._refuse(name, told, self._way(name, found))
         return found
+
+    def _way(self, name: str, found: np.dtype[np.generic]) -> str:
+        """Return how h5py reads what is no plain numbers, or skips it where it is text."""
+        file, group = f"h5py.File({str(self._path)!r})", name.rpartition("/")[0]
+        arrays = "for k, d in FILE.items()"
+        if found.kind == "c":
+            load = f"{{k: {{x: getattr(d[()], x) for x in ('real', 'imag')}} {arrays}}}"
+        elif found.names is not None:
+            load = f"{{k: {{n: d[n] for n in d.dtype.names}} {arrays}}}"
+        elif self._h5py.check_string_dtype(found) is None and found.kind == "O":
+            load = f"{{f'{{n:08d}}': v for n, v in enumerate(FILE[{name!r}][()])}}"
+            ids = next(
+                (each for each in ("ids", "id", "utt_ids", "keys") if each in self._root), None
+            )
+            if ids is not None and not group:
+                load = f"dict(zip(FILE[{ids!r}].asstr()[()].tolist(), FILE[{name!r}][()]))"
+            group = ""
+        else:
+            load = f"{{k: d[()] {arrays} if d.dtype.kind in 'biuf'}}"
+        if "/" in group or (group and found.kind != "O"):
+            return COMPLEX if found.kind == "c" else CONVERT
+        if group:  # an utterance
+            load = f"{{i: {load.replace('FILE', 'g')} for i, g in {file}.items()}}"
+        line = (
+            f"load it yourself, as by featcache.convert({load.replace('FILE', file)}, 'features')"
+        )
+        return (
+            f"store real and imaginary parts as two features: {line}" * (found.kind == "c") or line
+        )
 
     def _in_chunks(
         self, name: str, dataset: h5py.h5d.DatasetID, dtype: str, shape: tuple[int, ...]
@@ -294,7 +323,7 @@ class Hdf5Datasets:
         if made.get_layout() == self._h5py.h5d.COMPACT:
             self._refuse(name, "is stored in the header of this file", COPY)
         if made.get_layout() != self._h5py.h5d.CHUNKED:
-            self._refuse(name, "is stored in other files")
+            self._refuse_elsewhere(name, "is stored in other files")
         if not dataset.get_storage_size():
             self._refuse(name, "was made, but never written")
         chunk = made.get_chunk()
@@ -343,6 +372,11 @@ class Hdf5Datasets:
         if any(at[3] for at in found):
             self._refuse(name, "has chunks whose filters were left out", COPY)
         return [(offset, nbytes) for _, offset, nbytes, _ in found]
+
+    def _refuse_elsewhere(self, name: str, what: str) -> NoReturn:
+        load = f"{{k: d[()] for k, d in h5py.File({str(self._path)!r}).items()}}"
+        way = f"load it yourself, as by featcache.convert({load}, 'features')"
+        self._refuse(name, what, CONVERT if "/" in name else way)
 
     def _refuse(self, name: str, what: str, remedy: str = CONVERT) -> NoReturn:
         self._raise_of_source()

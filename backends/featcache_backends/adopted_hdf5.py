@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 USER_BLOCKS = (0, 512, 1024, 2048)  # the signature is behind a block of the user's
+MATLAB = b"MATLAB 7.3"
 SUFFIXES = (".h5", ".hdf5", ".hdf")
 LOOK_AT = 64  # files of a folder
 OPEN_FILES = 64
@@ -62,8 +63,9 @@ class AdoptedHdf5:
         """Whether it is an HDF5 file, or the first files are called so and the first is."""
         try:
             paths = [what] if what else data_files(place, LOOK_AT)
-            named = bool(what) or all(path.endswith(SUFFIXES) for path in paths)
-            return bool(paths) and named and _is_hdf5(place, paths[0])
+            named = bool(what) or all(path.lower().endswith(SUFFIXES) for path in paths)
+            found = bool(paths) and named and _is_hdf5(place, paths[0])
+            return found and not _is_of_matlab(place, paths[0])
         except (FeatcacheError, OSError):
             return False
 
@@ -270,6 +272,12 @@ def _stem(path: str) -> str:
 def _named_so(place: Place) -> list[str]:
     """Return the files of a folder that are called like HDF5 files; all, where none is."""
     return files_called(place, SUFFIXES) or list(place.files())
+
+
+def _is_of_matlab(place: Place, path: str) -> bool:
+    """Whether MATLAB wrote a file, whose arrays lie transposed there."""
+    with place.open(path) as file:
+        return file.size > len(MATLAB) and file.read(0, len(MATLAB)) == MATLAB
 
 
 def _is_hdf5(place: Place, path: str) -> bool:

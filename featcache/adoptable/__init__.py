@@ -35,6 +35,7 @@ COMPLEX = f"store real and imaginary parts as two features: {CONVERT}"
 RAW = "raw"
 # suffixes of files that people keep beside their arrays; README has none
 _BESIDE = frozenset({"", ".md", ".txt", ".rst", ".log", ".json", ".yaml", ".yml"})
+_LEFT = frozenset({"Thumbs.db", "desktop.ini"})  # by file managers
 MOST_NUMBERS = 1 << 56  # of an array: bytes are counted in 64 bits
 MOST_AXES = 64  # of an array, as NumPy has
 Value = str | int | float | bool | list[int] | list[float] | None  # of an annotation
@@ -198,8 +199,8 @@ class Found:
 
 
 def files_called(place: Place, ends: tuple[str, ...]) -> list[str]:
-    """Return the files of a place whose names end so, without hidden ones, such as `._a.npy`."""
-    paths = (path for path in place.files() if path.endswith(ends))
+    """Return the files of a place whose names end so, in any case; no hidden ones, as `._a.npy`."""
+    paths = (path for path in place.files() if path.lower().endswith(ends))
     return [path for path in paths if not _is_hidden(path, ends)]
 
 
@@ -221,7 +222,7 @@ def data_files(place: Place, most: int) -> list[str]:
 
 
 def _is_data(name: str) -> bool:
-    return name[:1] != "." and PurePath(name).suffix.lower() not in _BESIDE
+    return name[:1] != "." and PurePath(name).suffix.lower() not in _BESIDE and name not in _LEFT
 
 
 class Kind(Protocol):

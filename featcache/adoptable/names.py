@@ -16,7 +16,7 @@ EACH = "{id}"  # each name is an utterance
 MOST_FEATURES = 8  # of names that look so; speakers are more
 FEWEST = 2  # utterances, or nothing tells
 SHARE = 0.9  # of the utterances that have each feature, and go together
-_LETTERS = re.compile(r"[^\W\d_]{2}")
+_LETTERS = re.compile(r"[^\W\d_]{2}|^[fF]0$")
 
 
 class Names:
@@ -95,7 +95,7 @@ def match_in_groups(names: Names, name: str, source: str) -> tuple[str, str] | N
     if not names.is_given and "/" in name:
         raise AdoptionError(
             f"{source!r}: {name!r} lies in a group; say what names mean, such as "
-            "pattern='{feature}/{id}', or pattern='{id}' where ids have slashes"
+            "pattern='{feature}/{id}' or '{id}/{feature}', or pattern='{id}' where ids have slashes"
         )
     return names.match(name)
 
@@ -112,6 +112,8 @@ def refuse_features(source: str, names: Sequence[str], rows: Ints | None) -> Non
         rows: their lengths; None where the arrays do not go together as one feature anyway.
     """
     found = [each for each in _guesses(names) if rows is None or _go_together(each, rows)]
+    if rows is None:
+        found += _grid(names)
     if not found:
         return
     guess = min(found, key=lambda each: sum(map(len, each.places)))  # "mel" rather than "mel-utt"
@@ -153,6 +155,19 @@ def _guesses(names: Sequence[str]) -> Iterator[_Guess]:
         if not any("/" in name for name in names):
             begins = (name.partition(sign)[::2] for name in names)
             yield from _guess(names, f"{{feature}}{sign}{{id}}", begins)
+
+
+def _grid(names: Sequence[str]) -> Iterator[_Guess]:
+    """Yield what names in groups mean, where groups have the same: the fewer are features."""
+    pairs = [(name.rpartition("/")[0], name.rpartition("/")[2]) for name in names]
+    groups, lasts = {group for group, _ in pairs}, {last for _, last in pairs}
+    if "" in groups or len({*pairs}) != len(names) or len(groups) * len(lasts) != len(names):
+        return
+    named = [(last, group) for group, last in pairs] if len(lasts) <= len(groups) else pairs
+    places: dict[str, dict[str, int]] = {}
+    for place, (feature, id) in enumerate(named):
+        places.setdefault(feature, {})[id] = place
+    yield _Guess("{id}/{feature}" if len(lasts) <= len(groups) else "{feature}/{id}", places)
 
 
 def _pattern_of(names: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ from featcache._checks import directory, named_settings
 from featcache._progress import bar
 from featcache.adoptable import (
     CONVERT,
+    COPY,
     RAW,
     Found,
     FoundFeature,
@@ -29,6 +30,8 @@ from featcache.adoptable import (
     Stored,
     TimeAxis,
 )
+from featcache.adoption.libraries.payloads import LOAD_IT
+from featcache.adoption.libraries.refused import known_way, way_out
 from featcache.adoption.place import LocalPlace, UrlPlace, is_pattern
 from featcache.declaration import FeatureStorageConfig, FrameTimes, first_contradiction
 from featcache.errors import (
@@ -337,7 +340,7 @@ class _Checked:
 # `adopt`: an existing store becomes a cache, by an index of where its bytes lie.
 
 MOST_TOLD = 4  # files
-PICKLES = (".pkl", ".pickle", ".pk", ".p", ".joblib", ".pyd")
+COMPRESSED = (".gz", ".tgz", ".bz2", ".xz")
 OWN = "memmap"  # format of arrays that are appended to adopted ones
 
 
@@ -426,9 +429,9 @@ def _indexed(
         check_found(found, adopted.sizes)
         check_shapes(place.name, found.ids, found.features, options.time_axis)
     except AdoptionError as error:
-        if place.name in str(error):
-            raise
-        raise AdoptionError(f"{place.name!r}, as kind {kind.name!r}: {error}") from error
+        told = with_way(str(error), Path(place.name) if place.is_local else place.name)
+        whose = "" if place.name in str(error) else f"{place.name!r}, as kind {kind.name!r}: "
+        raise AdoptionError(f"{whose}{told}") from error
     if isinstance(place, UrlPlace) and not place.is_sure:
         _log.warning(
             "%r: the server gives no ETags, or weak ones: objects that change are noticed by size "
@@ -617,17 +620,24 @@ def _what_it_is(place: LocalPlace | UrlPlace) -> str:
     some = list(itertools.islice(place.files(), MOST_TOLD + 1))
     if not some:
         return "no file is there"
-    if all(path.endswith(PICKLES) for path in some):
-        return (
-            f"files such as {some[0]!r} are pickles, which are never run here: load them yourself "
-            "if you trust them, and write a cache of what they hold (featcache.CacheWriter)"
-        )
+    if all(path.lower().endswith(COMPRESSED) for path in some):
+        return f"files such as {some[0]!r} are compressed; {COPY}"
+    way = way_out(Path(place.name)) if place.is_local else ""
+    if way:
+        return way
     more = ", ..." * (len(some) > MOST_TOLD)
     told = ", ".join(map(repr, some[:MOST_TOLD]))
     return (
         f"it is of no installed kind, with files such as {told}{more}; if it is of one of them all "
         f"the same, give kind=, one of {', '.join(map(repr, kind_names()))}; else {CONVERT}"
     )
+
+
+def with_way(told: str, source: PathOrUrl) -> str:
+    """Return a refusal, with the line that loads what no kind reads, where one is known."""
+    ends = [end for end in (CONVERT, COPY, LOAD_IT) if told.endswith(end)]
+    way = known_way(source) if ends and isinstance(source, Path) else ""
+    return told.removesuffix(ends[0]) + way if way else told
 
 
 # Stores of others as caches for the while of one call, whether they can be adopted or not.

@@ -49,7 +49,7 @@ class NpyFolder:
         if what:
             return False
         first = data_files(place, _LOOK_AT)
-        arrays = bool(first) and all(path.endswith(SUFFIX) for path in first)
+        arrays = bool(first) and all(path.lower().endswith(SUFFIX) for path in first)
         return arrays and not any(kind.recognises(place, what) for kind in MORE_PARTICULAR)
 
     def index(self, place: Place, what: str, options: Options) -> Found:
@@ -102,7 +102,12 @@ def _stored(
 ) -> Stored:
     headers = npy_headers(place, ids, paths)
     shapes, dtypes = [each.shape for each in headers], [each.dtype for each in headers]
-    stored = copied_as(name, ids, shapes, dtypes, options.time_axis)
+    try:
+        stored = copied_as(name, ids, shapes, dtypes, options.time_axis)
+    except AdoptionError:
+        if options.pattern is None:
+            refuse_features(place.name, ids, None)
+        raise
     if options.pattern is None:
         refuse_features(place.name, ids, stored.rows)
     return stored

@@ -126,10 +126,7 @@ def _evaluated(header: bytes) -> tuple[str, bool, tuple[int, ...]]:
 _NAMES = {"b": "bool", "i": "int", "u": "uint", "f": "float"}
 
 
-_LOADED = (
-    "its pickles are never run here: load it by np.load(..., allow_pickle=True) if you trust it, "
-    "and write a cache of it (featcache.CacheWriter)"
-)
+_LOADED = f"its pickles are never run here; if you trust it, {CONVERT}"
 
 
 def _dtype(descr: str) -> tuple[str, bool]:

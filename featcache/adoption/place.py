@@ -204,9 +204,9 @@ def is_pattern(path: str) -> bool:
 def ids_of(paths: Sequence[str], suffix: str) -> list[str]:
     """Return the ids of files of one array each: their paths without the suffix."""
     for path in paths:
-        if path.rpartition("/")[2] == suffix:
+        if path.rpartition("/")[2].lower() == suffix:
             raise AdoptionError(f"{path!r} has no name to make an id of; rename it")
-    return [path.removesuffix(suffix) for path in paths]
+    return [path[: -len(suffix)] for path in paths]
 
 
 def _files_below(root: str, folder: str, depth: int = 1) -> Iterator[str]:

@@ -136,7 +136,7 @@ class _Machine:
         """Put keys and values, which follow one another, into the dict on the stack."""
         held = cast(dict[str, object], self.top(dict))
         if not all(isinstance(key, str) for key in items[::2]):
-            raise ValueError("keys of a dict are not text")
+            raise LoadableError("keys of a dict are not text")
         values = [_OTHER if isinstance(value, dict) else value for value in items[1::2]]
         held.update(zip(cast(list[str], items[::2]), values, strict=True))
 
@@ -259,7 +259,8 @@ def _is_deep(value: object) -> bool:
 
 def _name(name: str) -> _Name:
     if name not in (TENSOR, ORDERED) and name not in DTYPES:
-        kind = LoadableError if name in LOADABLE else ValueError
+        loadable = name in LOADABLE or name.startswith(("numpy.", "numpy "))
+        kind = LoadableError if loadable else ValueError
         raise kind(f"it holds {name.replace(' ', '.')!r}")
     return _Name(name)
 
@@ -319,6 +320,7 @@ def _axes(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
 _log = logging.getLogger("featcache")
 LOOK_AT = 100
 ENDS = (".pt", ".pth", ".ckpt")
+OTHERS = (".npy", ".npz", ".h5", ".hdf5", ".safetensors")  # arrays that would be left out
 LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."  # torch's number, pickled
 LOCAL = struct.Struct("<4s22xHH")  # of a local header: its signature, bytes of name and extra field
 BROKEN = (zipfile.BadZipFile, ValueError, struct.error, NotImplementedError, EOFError, KeyError)
@@ -333,8 +335,10 @@ class PtKind:
     def recognises(self, place: Place, what: str) -> bool:
         """Whether this is a folder of such files, or one."""
         if what:
-            return what.endswith(ENDS)
-        return any(path.endswith(ENDS) for path in islice(place.files(), LOOK_AT))
+            return what.lower().endswith(ENDS)
+        first = [path.lower() for path in islice(place.files(), LOOK_AT)]
+        beside = any(path.endswith(OTHERS) for path in first)
+        return any(path.endswith(ENDS) for path in first) and not beside
 
     def index(self, place: Place, what: str, options: Options) -> Found:
         """Find the tensors of all files."""
@@ -390,7 +394,9 @@ def _named(place: Place, what: str, names: Names) -> tuple[list[str], dict[str, 
     if not paths:
         raise AdoptionError(f"{place.name!r} holds no tensors in {', '.join(ENDS)} files")
     for end in ENDS:
-        ids_of([path for path in paths if path.endswith(end)], end)  # refuses one without a name
+        ids_of(
+            [path for path in paths if path.lower().endswith(end)], end
+        )  # refuses one without a name
     stems = [path.rpartition(".")[0] for path in paths]
     return paths, names.by_feature(stems, place.name)
 

@@ -182,7 +182,17 @@ def in_words(text: str) -> str:
             text = re.sub(rf"{name}(True\b|(?=\W|$)(?!'))", option, text)
             text = re.sub(rf"{name}'(\w+)'", rf"{option} \1", text)
             text = re.sub(rf"{name}('[^']*'|\d+\b)", rf"{option} \1", text)
-    return text
+    return _CALL.sub(_typed, text)
+
+
+# a call of a verb with paths and options alone
+_CALL = re.compile(
+    r"featcache\.(adopt|convert)\(('[^']*'), '(\w+)'((?:, --[\w-]+ (?:'[^']*'|\w+))*)\)"
+)
+
+
+def _typed(call: re.Match[str]) -> str:
+    return f"featcache {call[1]} {call[2]} {call[3]}{call[4].replace(', --', ' --')}"
 
 
 def json_of(file: IO[str]) -> Any:

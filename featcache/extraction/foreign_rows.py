@@ -25,6 +25,7 @@ from featcache.adoption.adopt import (
     foreign_source,
     kind_of,
     place_of,
+    with_way,
 )
 from featcache.adoption.libraries.mapping import MAPPING, Arrays, arrays_in_memory
 from featcache.adoption.libraries.refused import way_out
@@ -241,6 +242,7 @@ def opened_source(
         yield table_of(source, remote)
         return
     with ExitStack() as stack:
+        packed = foreign
         if isinstance(foreign, Path):
             foreign = stack.enter_context(unpacked(foreign, beside))
         try:
@@ -248,7 +250,7 @@ def opened_source(
                 stack.enter_context(as_cache(foreign, beside, settings))
             )
         except AdoptionError as error:
-            by_library = _by_library(foreign, settings, error)
+            by_library = _by_library(foreign, packed, settings, error)
             opened = stack.enter_context(by_library)
         yield opened
 
@@ -270,20 +272,22 @@ def rows_of(
 
 
 def _by_library(
-    source: PathOrUrl, settings: Mapping[str, object], refused: AdoptionError
+    source: PathOrUrl, packed: PathOrUrl, settings: Mapping[str, object], refused: AdoptionError
 ) -> AbstractContextManager[LibraryRows]:
     """Open what could not be adopted by its library; raises why it was not where none reads it."""
     try:
         place, what = place_of(source, _remote(settings))
         kind: Kind = kind_of(place, what, cast("str | None", settings.get("kind")))
     except AdoptionError:
-        way = way_out(source) if isinstance(source, Path) else ""
-        told = f"{str(source)!r} is not read: {way}" if way else str(refused)
+        told = str(refused)
+        if isinstance(source, Path) and isinstance(packed, Path) and source != packed:
+            way = way_out(source, packed)
+            told = f"{str(packed)!r} is not read: {way}" if way else told
         raise AdoptionError(f"{told} ({SAID})") from refused
     if not isinstance(kind, ReadsArrays):
         raise AdoptionError(f"{refused} ({SAID})") from refused
     opening = partial(_by_kind, source, kind, _options(settings), _remote(settings))
-    return _library_rows(opening, kind.name, settings)
+    return _library_rows(opening, kind.name, settings, source)
 
 
 @contextmanager
@@ -291,6 +295,7 @@ def _library_rows(
     opening: Callable[[], AbstractContextManager[OpenedReadable]],
     kind: str,
     settings: Mapping[str, object],
+    source: PathOrUrl = "",
 ) -> Iterator[LibraryRows]:
     rows = LibraryRows(opening, kind, {}, ())
     try:
@@ -308,7 +313,7 @@ def _library_rows(
     except (AdoptionError, FeatureError, ConfigError) as error:
         rows.close()
         if isinstance(error, AdoptionError) and kind != MAPPING:
-            raise AdoptionError(f"{error} ({SAID})") from error
+            raise AdoptionError(f"{with_way(str(error), source)} ({SAID})") from error
         raise
     try:
         yield rows

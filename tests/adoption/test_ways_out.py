@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -287,6 +288,15 @@ def loaded(source: Path, door: Doors) -> object:
     return featcache.convert({path.stem: array}, into, progressbar=False)
 
 
+def typed(line: str, into: Path) -> object:
+    """Type the line that a refusal has."""
+    known = {"featcache": featcache, "h5py": h5py, "numpy": np, "pathlib": pathlib, "torch": torch}
+    made: Cache = eval(line.replace("'features'", repr(str(into))), known)  # noqa: S307
+    array = made.read(made.ids[0], made.features[0])
+    assert np.array_equal(array.astype("f4"), FRAMES)
+    return made
+
+
 def changed(source: Path, door: Doors, change: Callable[[NDArray[Any]], NDArray[Any]]) -> object:
     """Store the arrays otherwise, and go through the same door."""
     arrays = {path.stem: change(np.load(path)) for path in source.rglob("*.npy")}
@@ -312,6 +322,12 @@ def one_by_one(source: Path, door: Doors, pattern: str, feature: str) -> Cache:
 # what a refusal may say, and how it is done; patterns that are looked for in this order, and taken
 # out of the message
 WAYS: dict[str, Callable[[Path, Doors, re.Match[str]], object]] = {
+    r"as by (featcache\.convert\(.*, 'features')\)": lambda source, door, told: typed(
+        f"{told[1]}, progressbar=False)", source.parent / f"typed-{door.name}"
+    ),
+    r"one by one: (featcache\.adopt\([^)]*\))": lambda source, door, told: typed(
+        told[1], source.parent / f"typed-{door.name}"
+    ),
     r"adopt them one by one into one cache, as with pattern='([^']+)' and feature='([^']+)'":
         lambda source, door, told: one_by_one(source, door, told[1], told[2]),
     r"or pattern='(\{id\})' where ids have slashes|pattern='([^']+)'":

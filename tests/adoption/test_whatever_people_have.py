@@ -427,7 +427,7 @@ def test_objects_in_files_are_never_loaded(tmp_path: Path) -> None:
     (tmp_path / "all").mkdir()
     (tmp_path / "all/u.npy").write_bytes(buffer.getvalue())
     for door in (adopted, converted):
-        with pytest.raises(AdoptionError, match=r"'u'.*never run here: load it by np\.load"):
+        with pytest.raises(AdoptionError, match=r"'u'.*never run here; .*numpy\.load"):
             door(tmp_path / "all", tmp_path)
 
 
@@ -467,7 +467,9 @@ def test_what_a_dict_holds_beside_tensors_and_is_left_out_is_told(
 def test_pickles_are_refused_by_name(tmp_path: Path) -> None:
     for name in ("all.pkl", "all.joblib"):
         (tmp_path / name).write_bytes(b"\x80\x04.")
-        with pytest.raises(AdoptionError, match=rf"'{name}' are pickles, which are never run"):
+        with pytest.raises(
+            AdoptionError, match=r"not recognised: pickles may run code.*pickle\.loads"
+        ):
             adopted(tmp_path / name, tmp_path)
 
 

@@ -292,9 +292,9 @@ def test_a_feature_that_one_cache_lacks_is_one_line(stored: Path, tmp_path: Path
 def test_advice_is_in_the_words_of_the_verb(cache: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
-    (source / "a.bin").write_bytes(b"")
+    (source / "a.xyz").write_bytes(b"")
     assert "give --kind, one of" in run("adopt", source, tmp_path / "other").err
-    (source / "a.bin").unlink()
+    (source / "a.xyz").unlink()
     np.save(source / "a.npy", np.ones((5, 4), np.float32))
     assert "or --overwrite to replace it" in run("adopt", source, cache, "--feature", "fbank").err
     featcache.open(cache).tag("v1")
@@ -303,4 +303,6 @@ def test_advice_is_in_the_words_of_the_verb(cache: Path, tmp_path: Path) -> None
     assert "finish that (overwrite=True, " in run("repair", cache).err  # it has no such option
     with click.Context(adopt):
         told = in_words("pattern='{feature}/{id}', kind='npy', time_axis=0, features=['x']")
+        call = in_words("featcache.adopt('a/*.npy', 'features', feature='f0', pattern='{id}.f0')")
     assert told == "--pattern '{feature}/{id}', --kind npy, --time-axis 0, features=['x']"
+    assert call == "featcache adopt 'a/*.npy' features --feature f0 --pattern '{id}.f0'"

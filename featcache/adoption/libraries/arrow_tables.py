@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -278,10 +278,7 @@ class _Index:
         self._id = self._id_of(fields.names)
         self._features = [each.name for each in fields if _holds_arrays(each.type)]
         if not self._features:
-            raise AdoptionError(
-                f"{source!r} has no column of numbers in lists ({', '.join(map(str, fields))}); "
-                f"{LOAD_IT}"
-            )
+            _refuse_columns(source, fields, self._id)
         values = [each.name for each in fields if _is_value(each.type) and each.name != self._id]
         self._refuse_shapes(fields.names)
         if others := {*fields.names} - {*self._features, *values, self._id}:
@@ -392,6 +389,28 @@ class _Index:
         if len(set(self.ids)) < len(self.ids):
             twice = Counter(self.ids).most_common(1)[0][0]
             raise AdoptionError(f"{self._source!r} has utterance {twice!r} twice")
+
+
+def _refuse_columns(source: str, fields: pyarrow.Schema, id: str) -> NoReturn:
+    """Raise `AdoptionError` for a table without lists of numbers, with the line that loads it."""
+    import pyarrow
+
+    told = ", ".join(map(str, islice(fields, 4))) + ", ..." * (len(fields) > 4)
+    bytes_of = [each.name for each in fields if pyarrow.types.is_binary(each.type)]
+    numbers = [each.name for each in fields if pyarrow.types.is_floating(each.type)]
+    way = LOAD_IT
+    if (bytes_of or numbers) and not source.endswith((".arrow", ".ipc")):
+        a = f"a[{bytes_of[0]!r}]" if bytes_of else ""
+        is_npy = f"{a}[:6] == b'\\x93NUMPY'"
+        npy = f"numpy.load(io.BytesIO({a})) if {is_npy} else numpy.frombuffer({a}, 'float32')"
+        library = "feather" if source.endswith(".feather") else "parquet"
+        table = f"pyarrow.{library}.read_table({source!r})"
+        line = f"{{a[{id!r}]: {npy} for a in {table}.to_pylist()}}"
+        if not bytes_of:  # rows are frames
+            grouped = f"{table}.to_pandas().groupby({id!r}, sort=False)"
+            line = f"{{k: g[{numbers!r}].to_numpy() for k, g in {grouped}}}"
+        way = f"load it yourself, as by featcache.convert({line}, 'features')"
+    raise AdoptionError(f"{source!r} has no column of numbers in lists ({told}); {way}")
 
 
 def _refuse_large(where: str) -> NoReturn:

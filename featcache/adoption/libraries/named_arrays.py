@@ -30,6 +30,7 @@ from featcache.adoptable import (
     Value,
     common_dtype,
     data_files,
+    files_called,
     frames_first,
     stored_as,
 )
@@ -394,9 +395,11 @@ def _annotations(
         if given:
             return {}
         other = next(key for each in files for key in each.values)
+        lasts = {id.rpartition("/")[2] for id in ids}
+        such = f", such as pattern={'{id}/' + lasts.pop()!r}" if len(lasts) == 1 else ""
         raise AdoptionError(
             f"{source!r} holds more than arrays by id, such as {other!r}; take the rest out, or "
-            "give pattern= that the arrays alone match"
+            f"give a pattern that the arrays alone match{such}"
         )
     gathered = GatheredValues()
     for number, owner in enumerate(owners):
@@ -467,14 +470,13 @@ class FilesOfArrays:
                     found[name] = each.taken(array, options.time_axis)
                 return found
 
-            features = arranged.stored(options)
+            features = _stored(place.name, arranged, options)
             yield Readable(paths, arranged.ids, features, read, arranged.annotations)
 
     def _arranged(
         self, place: Place, what: str, options: Options
     ) -> tuple[list[str], list[Content], Arranged]:
-        paths = [what] if what else [*place.files()]
-        paths = [path for path in paths if what or path.lower().endswith(self.suffixes)]
+        paths = [what] if what else files_called(place, self.suffixes)
         if not paths:
             raise AdoptionError(f"there is no {self.suffixes[0]} file in {place.name!r}")
         contents = []
@@ -489,6 +491,16 @@ class FilesOfArrays:
 
     def _opened(self, place: Place, paths: Sequence[str], number: int) -> OpenedArrays:
         return self.open(place.local(paths[number]))
+
+
+def _stored(source: str, arranged: Arranged, options: Options) -> dict[str, Stored]:
+    """Return the features; refuses names that look like several ones, where no pattern is given."""
+    try:
+        return arranged.stored(options)
+    except AdoptionError:
+        if options.pattern is None:
+            refuse_features(source, arranged.ids, None)
+        raise
 
 
 def _stem(path: str) -> str:

@@ -35,7 +35,7 @@ COMPLEX = f"real and imaginary parts are two features of real numbers; {LOAD_IT}
 def info_of(array: object, where: str) -> ArrayInfo:
     """Return shape and dtype of an array or a tensor; `AdoptionError` for other than numbers."""
     if is_tensor(array):
-        if "strided" not in str(array.layout):
+        if array.is_nested or "strided" not in str(array.layout):
             raise AdoptionError(f"{where} is {array.layout}, which no cache holds; {LOAD_IT}")
         shape, dtype = tuple(array.shape), str(array.dtype).removeprefix("torch.")
     elif isinstance(array, np.ndarray | np.generic):

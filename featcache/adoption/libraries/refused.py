@@ -5,208 +5,426 @@ A line names the file, and calls libraries by their own names (`numpy`, `torch`,
 
 from __future__ import annotations
 
+import ast
+import csv
 import json
 import re
-import sqlite3
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice, takewhile
 from pathlib import Path
-from typing import NamedTuple
+
+from featcache.adoption.libraries.loads import (
+    IDS,
+    MOST_BYTES,
+    ONE_ARRAY,
+    RUNS_CODE,
+    Loads,
+    loads_of_binary,
+    loads_of_folder,
+    numbered,
+)
 
 _FILES = 64  # of a folder
-_MOST_LINE = 1 << 20  # bytes that are looked at
-_RUNS_CODE = "pickles may run code when they are loaded"
+_MOST_JSON = 1 << 26  # bytes of a file that is read whole
 _AS_TEXT = "numbers as text have no dtype"
 _PATHS = "it lists files of arrays"
-_READ = "pathlib.Path(PATH).read_bytes()"
-_LINES = "pathlib.Path(PATH).read_text().splitlines()"
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(nan|inf)", re.IGNORECASE)
 _MEMBER = re.compile(r"(.*\.zip):\d+:\d+")  # as fairseq names members
-_IDS = ("id", "ID", "utt_id", "utt", "key", "name", "audio_id")
+_TEXT_MATRIX = re.compile(rb"\S+\s+\[(\s|$)")  # of Kaldi
+_OPENS = {".gz": "gzip", ".tgz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
+_READS_FILES = ("loadtxt(", "joblib.load(", "loadmat(", "numpy.load(", "load_ark(")
+_ADOPTED = (".npy", ".pt", ".pth", ".ckpt", ".h5", ".hdf5", ".safetensors")
+_FILES_AS_GROUPS = (".h5", ".hdf5")
+_COPIED = (".npz", ".parquet", ".arrow", ".feather", ".lmdb", ".tar", ".ark")
+_SOUND = (".wav", ".flac", ".mp3", ".ogg", ".opus")
+_BESIDE = (".md", ".rst", ".log", ".json", ".yaml", ".yml", ".ini")
 
-
-class _Loads(NamedTuple):
-    """Expressions that load a file, which is called PATH in them."""
-
-    why: str  # featcache does not read it
-    whole: str = ""  # gives a mapping of ids; "": the file is one utterance
-    each: str = ""  # gives the array of an utterance, or its features; "": it has no such file
-
-
-_MAT = "{k: v for k, v in scipy.io.loadmat(PATH).items() if k[:2] != '__'}"
-_BY_SUFFIX: dict[tuple[str, ...], _Loads] = {
-    (".pkl", ".pickle", ".pk", ".p", ".pyd"): _Loads(
-        _RUNS_CODE, f"pickle.loads({_READ})", f"pickle.loads({_READ})"
+_MAT = "{k: v for k, v in scipy.io.loadmat(<path>).items() if k[:2] != '__'}"
+_INTERVALS = "[[a.minTime, a.maxTime] for a in textgrid.TextGrid.fromFile(str(<path>))[0]]"
+_BY_SUFFIX: dict[tuple[str, ...], Loads] = {
+    (".pkl", ".pickle", ".pk", ".p", ".pyd"): Loads(
+        RUNS_CODE, "pickle.loads(<bytes>)", "pickle.loads(<bytes>)"
     ),
-    (".joblib", ".jl"): _Loads(_RUNS_CODE, "joblib.load(PATH)", "joblib.load(PATH)"),
-    (".mat",): _Loads("SciPy reads it", _MAT, _MAT),
-    (".npy",): _Loads("one array is no data set", "", "numpy.load(PATH)"),
-    (".f32", ".bin", ".raw", ".dat", ".cmp", ".mgc", ".bap", ".lf0", ".f0"): _Loads(
+    (".joblib", ".jl", ".z"): Loads(RUNS_CODE, "joblib.load(<path>)", "joblib.load(<path>)"),
+    (".mat",): Loads("SciPy reads it", _MAT, _MAT),
+    (".npy",): Loads(ONE_ARRAY, "", "numpy.load(<path>)"),
+    (".llc",): Loads("lilcom's files are not read alone", "", "lilcom.decompress(<bytes>)"),
+    (".png",): Loads("pictures are not read", "", "numpy.asarray(PIL.Image.open(<path>))"),
+    (".f32", ".bin", ".raw", ".dat", ".cmp", ".mgc", ".bap", ".lf0", ".f0"): Loads(
         "raw numbers do not say their dtype and shape (80 of float32 a frame, in this line)",
         "",
-        "numpy.fromfile(PATH, 'float32').reshape(-1, 80)",
+        "numpy.fromfile(<path>, 'float32').reshape(-1, 80)",
     ),
 }
 
 
-def way_out(source: Path) -> str:
-    """Return why a source is not read, and a line that converts it; "" where none is known."""
-    files = [source] if source.is_file() else sorted(source.glob("*"))[:_FILES]
-    files = [path for path in files if path.is_file() and path.name[:1] != "."]
+def way_out(source: Path, packed: Path | None = None) -> str:
+    """Return why a source is not read, and a line that converts it; "" where none is known.
+
+    Args:
+        source: a file, a folder, or files by a pattern.
+        packed: the compressed source that it was unpacked from.
+    """
+    if source.is_dir() and (loads := loads_of_folder(source)):
+        return f"{loads.why}; {_as_by(_filled(_alone(loads, source), repr(str(source))))}"
+    files = _files(source)
     suffixes = {path.suffix for path in files}
-    if len(suffixes) != 1:
-        return ""
+    if len(suffixes) != 1 or (suffixes == {""} and len(files) > 1):
+        return _one_by_one(source, files)
+    if suffixes <= {*_SOUND}:
+        return "these are waveforms; featcache.extract computes features of them"
     loads = _loads_of(files[0])
-    if loads is None or not (loads.each or (source.is_file() and loads.whole)):
-        return ""
-    if source.is_file():
-        path = repr(str(source))
-        alone = f"{{pathlib.Path({path}).stem: {loads.each.replace('PATH', path)}}}"
-        line = loads.whole.replace("PATH", path) or alone
-    else:
-        each = f"pathlib.Path({str(source)!r}).glob('*{suffixes.pop()}')"
-        line = f"{{p.stem: {loads.each.replace('PATH', 'p')} for p in {each}}}"
-    return f"{loads.why}; load it yourself, as by featcache.convert({line}, 'features')"
+    return "" if loads is None else _told(loads, source, files, packed)
 
 
-def _loads_of(path: Path) -> _Loads | None:
-    """Return what loads a file, by its first bytes, or else its suffix."""
+def known_way(source: Path) -> str:
+    """Return a line for a source that a kind refuses for what is in it; "" where none is known."""
+    if source.is_dir() and (loads := loads_of_folder(source)):
+        return _as_by(_filled(_alone(loads, source), repr(str(source))))
+    for path in (files := _files(source)):
+        front = _front(path)
+        loads = loads_of_binary(path, front)
+        if path.suffix == ".ark" and _TEXT_MATRIX.match(front):
+            loads = _of_text_archive()
+        if path.suffix == ".scp":
+            loads = Loads("Kaldi's library reads it", "kaldiio.load_scp(<path>)")
+        if loads is not None and loads.why != ONE_ARRAY:
+            return _told(loads, source, files, None).partition("; ")[2]
+    return ""
+
+
+def _front(path: Path) -> bytes:
     with path.open("rb") as file:
-        front = file.read(_MOST_LINE)
-    if front[:6] == b"\x93NUMPY" and b"'|O'" in front[:128]:
-        load = "numpy.load(PATH, allow_pickle=True).item()"
-        return _Loads(_RUNS_CODE, load, load)
-    if front[:16] == b"SQLite format 3\0":
-        return _of_sqlite(path)
-    if (found := _of_htk(front, path.stat().st_size)) is not None:
+        return file.read(MOST_BYTES)
+
+
+def _files(source: Path) -> list[Path]:
+    """Return the first files of a source, without hidden ones and descriptions of the rest."""
+    if source.is_file():
+        return [source]
+    found = source.rglob("*") if source.is_dir() else source.parent.glob(source.name)
+    below = source if source.is_dir() else source.parent
+    shown = (path for path in found if not any(p[:1] == "." for p in path.relative_to(below).parts))
+    files = sorted(islice((path for path in shown if path.is_file()), _FILES))
+    return [path for path in files if path.suffix.lower() not in _BESIDE] or files
+
+
+def _as_by(line: str) -> str:
+    return f"load it yourself, as by featcache.convert({line}, 'features')"
+
+
+def _alone(loads: Loads, path: Path) -> str:
+    """Return the expression for a source that is one file, or one folder."""
+    return loads.whole or f"{{{path.stem!r}: {loads.each}}}"
+
+
+def _told(loads: Loads, source: Path, files: Sequence[Path], packed: Path | None) -> str:
+    given = packed or source
+    end = given.suffix if packed and given.is_file() else ""
+    if packed and not end:
+        end = next((path.suffix for path in _files(packed) if path.suffix in _OPENS), "")
+    if source.is_file():
+        line, name = _alone(loads, source), repr(str(given))
+    else:
+        line, name = _of_each(loads, given, f"{files[0].suffix}{end}", files, source), "p"
+    if end == ".gz":
+        line = line.replace("(<path>, None)", f"({name}, None, compression_type='gzip')")
+    if end and "<path>" in line and not any(each in line for each in _READS_FILES):
+        return f"{loads.why}; unpack {str(given)!r}, and convert what is unpacked"
+    return f"{loads.why}; {_as_by(_filled(line, name, _OPENS.get(end, '')))}"
+
+
+def _of_each(loads: Loads, given: Path, end: str, files: Sequence[Path], source: Path) -> str:
+    """Return the expression for a folder of files, or some of its files."""
+    root = given if given.is_dir() else given.parent
+    is_deep = any(path.parent != (source if source.is_dir() else source.parent) for path in files)
+    which = f"[!.]*{end}" if given.is_dir() else given.name
+    some = f"pathlib.Path({str(root)!r}).{'rglob' if is_deep else 'glob'}({which!r})"
+    id = "p.stem" if end.count(".") < 2 else f"p.name[:-{len(end)}]"
+    if is_deep:
+        id = f"p.relative_to({str(root)!r}).as_posix()[:-{len(end)}]"
+    if loads.each:
+        return f"{{{id}: {loads.each} for p in {some}}}"
+    key = f"{id} + '-' + k" if "{n:08d}" in loads.whole else "k"
+    return f"{{{key}: v for p in {some} for k, v in {loads.whole}.items()}}"
+
+
+def _filled(expression: str, path: str, opens: str = "") -> str:
+    """Fill in what names a file, maybe opened by a module for compressed ones."""
+    file = path if path == "p" else f"pathlib.Path({path})"
+    data, text = f"{file}.read_bytes()", f"{file}.read_text()"
+    if opens:
+        data, text = f"{opens}.open({path}).read()", f"{opens}.open({path}, 'rt').read()"
+        path = f"{opens}.open({path})"
+    filled = expression.replace("<bytes>", data).replace("<lines>", f"{text}.splitlines()")
+    return filled.replace("<path>", path)
+
+
+def _one_by_one(source: Path, files: Sequence[Path]) -> str:
+    """Return how files of several kinds are taken, where each is known."""
+    folder = source if source.is_dir() else source.parent
+    ways, by_kind = [], _by_kind(files)
+    count = sum(suffix.lower() in _ADOPTED for suffix, _ in by_kind)
+    for suffix, names in by_kind:
+        if suffix.lower() in _ADOPTED:
+            end = _common_end(names) or suffix
+            more = end[: -len(suffix)]
+            feature = re.sub(r"\W", "", re.split(r"[._-]", more)[-1]) or suffix[1:].lower()
+            named = f", feature={feature!r}" if more or count > 1 else ""
+            named += f", pattern={'{id}' + more!r}" if more else ""
+            if suffix.lower() in _FILES_AS_GROUPS:
+                named = ", pattern='{id}/{feature}'"
+            ways.append(f"featcache.adopt({f'{folder}/*{end}'!r}, 'features'{named})")
+        elif suffix.lower() in _COPIED:
+            made = suffix.lstrip(".")
+            ways.append(f"featcache.convert({f'{folder}/*{suffix}'!r}, {made!r})")
+    if ways:
+        return f"it holds files of several kinds; take them one by one: {', '.join(ways)}"
+    known = [path for path in files if _loads_of(path) is not None]
+    if not known:
+        return ""
+    if clusters := next((path for path in known if path.suffix == ".km"), None):
+        return way_out(clusters)
+    largest = max(known, key=lambda path: path.stat().st_size)
+    return f"it holds files of several kinds; name one of them, as {str(largest)!r}"
+
+
+def _by_kind(files: Sequence[Path]) -> list[tuple[str, list[str]]]:
+    """Return suffixes and names, apart where few words before the suffix part them."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for suffix in sorted({path.suffix for path in files}):
+        names = [path.name for path in files if path.suffix == suffix]
+        words = [re.split(r"[._-]", name[: -len(suffix)] if suffix else name)[-1] for name in names]
+        are_features = 2 * len({*words}) <= len(names)
+        for name, word in zip(names, words, strict=True):
+            found.setdefault((suffix, word if are_features else ""), []).append(name)
+    return [(suffix, names) for (suffix, _), names in found.items()]
+
+
+def _common_end(names: Sequence[str]) -> str:
+    """Return what all names end with, from a sign on that parts names."""
+    signs = takewhile(lambda each: len({*each}) == 1, zip(*(n[::-1] for n in names), strict=False))
+    common = "".join(each[0] for each in signs)[::-1]
+    found = re.search(r"[._-]", common)
+    return common[found.start() :] if found and len(names) > 1 else ""
+
+
+def _loads_of(path: Path) -> Loads | None:
+    """Return what loads a file, by its first bytes, or else its suffix."""
+    front = _front(path)
+    if (found := loads_of_binary(path, front)) is not None:
         return found
     with suppress(UnicodeDecodeError):
         text = front[: front.rfind(b"\n") + 1] or front
         lines = [line for line in text.decode().splitlines() if line.split()]
         if b"\0" not in text and lines:
-            return _of_json(path, text) or _of_text(lines, path)
+            return (
+                _of_json(path, text) if text.lstrip()[:1] in (b"{", b"[") else _of_text(lines, path)
+            )
     suffix = path.suffix.lower()
     return next((each for suffixes, each in _BY_SUFFIX.items() if suffix in suffixes), None)
 
 
-def _of_htk(front: bytes, size: int) -> _Loads | None:
-    """Return what loads HTK's parameters: a big-endian header of 12 bytes, float32 after it."""
-    frames, frame_bytes = int.from_bytes(front[:4], "big"), int.from_bytes(front[8:10], "big")
-    is_plain = len(front) >= 12 and not front[10] & 0x14  # compressed, or with a checksum
-    if not (is_plain and frames and frame_bytes % 4 == 0 and size == 12 + frames * frame_bytes):
-        return None
-    shape = f"reshape(-1, {frame_bytes // 4})"
-    return _Loads(
-        "HTK's files are not read", "", f"numpy.frombuffer({_READ}, '>f4', offset=12).{shape}"
-    )
+def _of_text_archive() -> Loads:
+    return Loads("Kaldi's text archives are not read", "dict(kaldiio.load_ark(<path>))")
 
 
-def _of_sqlite(path: Path) -> _Loads | None:
-    """Return what loads the first table that has texts beside bytes."""
-    with (
-        suppress(sqlite3.Error),
-        closing(sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)) as db,
-    ):
-        for (table,) in db.execute(
-            "select name from sqlite_master where type = 'table'"
-        ).fetchall():
-            found = db.execute(f'select * from "{table}"')
-            row = dict(
-                zip((each[0] for each in found.description), found.fetchone() or (), strict=False)
-            )
-            id = next((name for name, value in row.items() if isinstance(value, str)), None)
-            data = next((name for name, value in row.items() if isinstance(value, bytes)), None)
-            if id is not None and data is not None and not {"'", '"'} & {*f"{table}{id}{data}"}:
-                is_npy = row[data][:6] == b"\x93NUMPY"
-                load = "numpy.load(io.BytesIO(v))" if is_npy else "numpy.frombuffer(v, 'float32')"
-                rows = (
-                    f"""sqlite3.connect(PATH).execute('select "{id}", "{data}" from "{table}"')"""
-                )
-                return _Loads("databases are not read", f"{{k: {load} for k, v in {rows}}}")
-    return None
-
-
-def _of_json(path: Path, text: bytes) -> _Loads | None:
+def _of_json(path: Path, text: bytes) -> Loads | None:
     """Return what loads JSON: a mapping or a list, or an object a line."""
-    try:
-        first = json.loads(text.splitlines()[0])
-    except (ValueError, RecursionError):
-        first = None
-    if isinstance(first, Mapping) and (path.suffix == ".jsonl" or len(text.splitlines()) > 1):
-        rows = f"map(json.loads, {_LINES})"
-        arrays = [k for k, v in first.items() if isinstance(v, list) and v and _is_number(v[0])]
-        if column := _of_paths(first):
-            return _Loads(_PATHS, _loaded(column, first, rows))
-        if not arrays:
-            return None
-        id = next((name for name in _IDS if name in first), None)
-        key = f"r[{id!r}]" if id else "f'{n:08d}'"
-        load = f"{{{key}: numpy.array(r[{arrays[0]!r}]) for n, r in enumerate({rows})}}"
-        return _Loads(_AS_TEXT, load)
-    if path.suffix == ".json":
-        whole = f"{{k: numpy.array(v) for k, v in json.loads({_READ}).items()}}"
-        return _Loads(_AS_TEXT, whole, f"numpy.array(json.loads({_READ}))")
+    lines = text.splitlines()
+    for parse, name in ((json.loads, "json.loads"), (ast.literal_eval, "ast.literal_eval")):
+        first: object = None
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            first = parse(lines[0].decode())
+        if isinstance(first, Mapping) and (path.suffix == ".jsonl" or len(lines) > 1):
+            rows = f"map({name}, <lines>)"
+            if column := _of_paths(first):
+                return Loads(_PATHS, _loaded(column, first, rows))
+            return _of_columns(first, rows)
+    if path.suffix != ".json" or path.stat().st_size > _MOST_JSON:
+        return None
+    with suppress(ValueError, RecursionError):
+        return _of_whole_json(json.loads(path.read_bytes()))
     return None
 
 
-def _of_text(lines: Sequence[str], path: Path) -> _Loads | None:
-    """Return what loads lines of text, which begin with an id, or are a table."""
+def _of_whole_json(held: object) -> Loads | None:
+    """Return what loads a file of one mapping, or one list."""
+    load = "json.loads(<bytes>)"
+    if isinstance(held, list) and held and isinstance(held[0], Mapping):
+        return _of_columns(held[0], load)
+    each = f"numpy.array({load})" if _is_array(held) else ""
+    if not isinstance(held, Mapping) or not held:
+        return Loads(_AS_TEXT, numbered(load, "numpy.array(a)"), each) if each else None
+    first = next(iter(held.values()))
+    arrays = "{n: numpy.array(a) for n, a in v.items() if isinstance(a, list)}"
+    value = arrays if isinstance(first, Mapping) else "numpy.array(v)"
+    whole = f"{{k: {value} for k, v in {load}.items()}}"
+    of_file = f"{{k: numpy.array(v) for k, v in {load}.items() if isinstance(v, list)}}"
+    return Loads(_AS_TEXT, whole, of_file)
+
+
+def _of_columns(row: Mapping[str, object], rows: str) -> Loads | None:
+    """Return what loads rows by name, of which some are lists, or texts, of numbers."""
+    loads = {}
+    for name, value in row.items():
+        if _is_array(value):
+            loads[name] = f"numpy.array(r[{name!r}])"
+        elif isinstance(value, str) and value[:1] == "[" and _is_array(_evaluated(value)):
+            loads[name] = f"numpy.array(json.loads(r[{name!r}]))"
+        elif isinstance(value, str) and _is_numbers(words := value.split()):
+            loads[name] = f"numpy.array(r[{name!r}].split(), {_dtype(words)!r})"
+    if not loads:
+        return None
+    id = next((name for name in IDS if name in row), None)
+    stem = next((k for k, v in row.items() if isinstance(v, str) and v.endswith(_SOUND)), None)
+    key = f"r[{id!r}]" if id else f"pathlib.Path(r[{stem!r}]).stem" if stem else "f'{n:08d}'"
+    pairs = ", ".join(f"{name!r}: {load}" for name, load in loads.items())
+    value_of = next(iter(loads.values())) if len(loads) == 1 else f"{{{pairs}}}"
+    return Loads(_AS_TEXT, f"{{{key}: {value_of} for n, r in enumerate({rows})}}")
+
+
+def _is_numbers(words: Sequence[str]) -> bool:
+    return len(words) > 1 and all(map(_is_number, words))
+
+
+def _evaluated(text: str) -> object:
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    return None
+
+
+def _is_array(value: object) -> bool:
+    """Whether this is a list of numbers, or of such lists."""
+    if not isinstance(value, list):
+        return False
+    while isinstance(value, list) and value:
+        value = value[0]
+    return isinstance(value, int | float)
+
+
+def _of_marked(lines: Sequence[str], path: Path) -> Loads | None:
+    """Return what loads text whose name, or first line, says what it is."""
+    if path.suffix == ".km":
+        return _of_clusters(path)
     if path.suffix in (".yaml", ".yml"):
-        whole = f"{{k: numpy.array(v) for k, v in yaml.safe_load({_READ}).items()}}"
-        return _Loads(_AS_TEXT, whole)
-    if re.match(r"\S+\s+\[(\s|$)", lines[0]):
-        return _Loads("Kaldi's text archives are not read", "dict(kaldiio.load_ark(PATH))")
+        whole = "{k: numpy.array(v) for k, v in yaml.safe_load(<bytes>).items()}"
+        return Loads(_AS_TEXT, whole)
+    if _TEXT_MATRIX.match(lines[0].encode()):
+        return _of_text_archive()
+    if "ooTextFile" in lines[0]:
+        why = "it holds labels of times (featcache.Cache.annotate takes texts), as intervals"
+        return Loads(why, "", f"numpy.array({_INTERVALS})")
+    if lines[0].lstrip().lower().startswith(("@relation", "%")):
+        return _of_arff(lines)
+    return None
+
+
+def _of_text(lines: Sequence[str], path: Path) -> Loads | None:
+    """Return what loads lines of text, which begin with an id, or are a table."""
+    if (marked := _of_marked(lines, path)) is not None:
+        return marked
     sign = next((each for each in "\t|;," if each in lines[0]), " ")
-    rows = [line.split(sign) if sign != " " else line.split() for line in islice(lines, 64)]
-    if sign == "|" and len(rows[0]) > 1 and len(words := rows[0][1].split()) > 0:
-        if _is_path(rows[0][0]):
-            columns = "(line.split('|')[0] for line in " + _LINES + ")"
-            return _Loads(_PATHS, f"{{pathlib.Path(p).stem: numpy.load(p) for p in {columns}}}")
-        if all(map(_is_number, words)):
-            columns = f"(line.split('|')[:2] for line in {_LINES})"
-            dtype = _dtype(words)
-            return _Loads(
-                _AS_TEXT, f"{{k: numpy.array(v.split(), {dtype!r}) for k, v in {columns}}}"
-            )
+    some = lines[:64]
+    rows = [*csv.reader(some, delimiter=sign)] if sign != " " else [*map(str.split, some)]
+    if sign == "|" and (barred := _of_bars(rows)) is not None:
+        return barred
     has_header = len(rows) > 1 and not any(map(_is_number, rows[0]))
+    if len(rows) > 1 and not rows[0][0] and len(rows[1]) == len(rows[0]):  # of pandas
+        columns = f"range(1, {len(rows[0])})"
+        load = f"numpy.loadtxt(<path>, delimiter={sign!r}, skiprows=1, usecols={columns}, ndmin=2)"
+        return Loads(_AS_TEXT, "", load) if all(map(_is_number, rows[1])) else None
     first = rows[1] if has_header else rows[0]
     if has_header and len(first) == len(rows[0]):
         named = dict(zip(rows[0], first, strict=True))
         if member := next(filter(None, map(_MEMBER.fullmatch, first)), None):
-            return _Loads("it lists members of a zip", repr(str(path.parent / member[1])))
+            return Loads("it lists members of a zip", repr(str(path.parent / member[1])))
+        table = f"csv.DictReader(<lines>, delimiter={sign!r})"
         if column := _of_paths(named):
-            table = f"csv.DictReader({_LINES}, delimiter={sign!r})"
-            return _Loads(_PATHS, _loaded(column, named, table))
+            return Loads(_PATHS, _loaded(column, named, table))
+        if found := _of_columns(named, table):
+            return found
     return _of_numbers(rows, first, sign, skip=int(has_header))
+
+
+def _of_clusters(path: Path) -> Loads:
+    """Return what loads the clusters of HuBERT: a line an utterance, as in the `.tsv` beside it."""
+    array = "numpy.array(r.split(), 'int32')"
+    table = path.with_suffix(".tsv")
+    if not table.is_file():
+        return Loads(_AS_TEXT, f"{{f'{{n:08d}}': {array} for n, r in enumerate(<lines>)}}")
+    id = "pathlib.PurePath(t.split('\\t')[0]).with_suffix('').as_posix()"
+    ids = f"pathlib.Path({str(table)!r}).read_text().splitlines()[1:]"
+    return Loads(_AS_TEXT, f"{{{id}: {array} for t, r in zip({ids}, <lines>, strict=True)}}")
+
+
+def _of_bars(rows: Sequence[Sequence[str]]) -> Loads | None:
+    """Return what loads names of files, or ids, before a bar."""
+    if len(rows[0]) > 1 and len(words := rows[0][1].split()) > 0:
+        if _is_path(rows[0][0]):
+            columns = "(line.split('|')[0] for line in <lines>)"
+            return Loads(_PATHS, f"{{pathlib.Path(p).stem: numpy.load(p) for p in {columns}}}")
+        if all(map(_is_number, words)):
+            columns = "(line.split('|')[:2] for line in <lines>)"
+            dtype = _dtype(words)
+            return Loads(
+                _AS_TEXT, f"{{k: numpy.array(v.split(), {dtype!r}) for k, v in {columns}}}"
+            )
+    return None
+
+
+def _of_arff(lines: Sequence[str]) -> Loads | None:
+    """Return what loads ARFF, as of openSMILE: rows of numbers, maybe with an id in front."""
+    begin = next((n for n, line in enumerate(lines) if line.strip().lower() == "@data"), None)
+    rows = [line.split(",") for line in lines[begin + 1 :]] if begin is not None else []
+    if not rows:
+        return None
+    numbers = [number for number, word in enumerate(rows[0]) if _is_number(word)]
+    table = "csv.reader(<lines>, quotechar=\"'\") if r and r[0][:1] not in ('@', '%')"
+    array = f"[r[n] for n in {_range(numbers)}]"
+    ids = [row[0] for row in rows]
+    if 0 not in numbers and (len(ids) == 1 or len({*ids}) == len(ids)):
+        return Loads(_AS_TEXT, f"{{r[0]: numpy.array({array}, 'float32') for r in {table}}}")
+    return Loads(_AS_TEXT, "", f"numpy.array([{array} for r in {table}], 'float32')")
+
+
+def _range(numbers: Sequence[int]) -> str:
+    first, end = numbers[0], numbers[-1] + 1
+    whole = list(numbers) == list(range(first, end))
+    return f"range({first}, {end})" if whole else repr(list(numbers))
 
 
 def _of_numbers(
     rows: Sequence[Sequence[str]], first: Sequence[str], sign: str, *, skip: int
-) -> _Loads | None:
+) -> Loads | None:
     """Return what loads rows of numbers, maybe with an id in front of each."""
     split = "map(str.split, LINES)" if sign == " " else f"csv.reader(LINES, delimiter={sign!r})"
-    split = split.replace("LINES", _LINES)
+    split = split.replace("LINES", "<lines>")
     split = f"list({split})[1:]" if skip else split
     if not _is_number(first[0]) and len(first) > 1 and all(map(_is_number, first[1:])):
         dtype = _dtype([word for row in rows[skip:] for word in row[1:]])
-        return _Loads(_AS_TEXT, f"{{r[0]: numpy.array(r[1:], {dtype!r}) for r in {split}}}")
+        if len({row[0] for row in rows}) < len(rows):  # rows are frames
+            array = f"numpy.array([r[1:] for r in g], {dtype!r})"
+            by_id = f"itertools.groupby({split}, key=lambda r: r[0])"
+            return Loads(_AS_TEXT, f"{{k: {array} for k, g in {by_id}}}")
+        return Loads(_AS_TEXT, f"{{r[0]: numpy.array(r[1:], {dtype!r}) for r in {split}}}")
     numbers = [number for number, word in enumerate(first) if _is_number(word)]
     if len(numbers) <= len(first) / 2:  # a table of other things, with some numbers
         return None
     if len({len(row) for row in rows}) > 1:
         dtype = _dtype([word for row in rows for word in row])
         load = f"{{f'{{n:08d}}': numpy.array(r, {dtype!r}) for n, r in enumerate({split})}}"
-        return _Loads(_AS_TEXT, load)
+        return Loads(_AS_TEXT, load)
     options = "" if sign == " " else f", delimiter={sign!r}"
     options += ", skiprows=1" if skip else ""
     options += f", usecols={numbers}" if len(numbers) < len(first) else ""
-    return _Loads(_AS_TEXT, "", f"numpy.loadtxt(PATH{options}, ndmin=2)")
+    return Loads(_AS_TEXT, "", f"numpy.loadtxt(<path>{options}, ndmin=2)")
 
 
 def _loaded(column: str, row: Mapping[str, object], rows: str) -> str:
     """Return what loads the files that a column of rows names."""
-    id = next((name for name in _IDS if name in row), None)
+    id = next((name for name in IDS if name in row), None)
     key = f"r[{id!r}]" if id else f"pathlib.Path(r[{column!r}]).stem"
     load = "numpy.load" if str(row[column]).endswith(".npy") else "torch.load"
     return f"{{{key}: {load}(r[{column!r}]) for r in {rows}}}"
@@ -224,5 +442,5 @@ def _is_number(word: object) -> bool:
     return _NUMBER.fullmatch(str(word).strip()) is not None
 
 
-def _dtype(words: Sequence[str]) -> str:
+def _dtype(words: Iterable[str]) -> str:
     return "int32" if all(word.strip().lstrip("+-").isdigit() for word in words) else "float32"

@@ -11,6 +11,7 @@ value has its own. All other fields are passed over.
 
 from __future__ import annotations
 
+import logging
 import re
 from contextlib import AbstractContextManager
 from itertools import islice
@@ -19,7 +20,7 @@ from featcache.adoptable import CONVERT, COPY, Found, Options, Place, Readable
 from featcache.adoptable.placed_arrays import ArrayColumns
 from featcache.adoption.npy_files import read_npy_header
 from featcache.adoption.place import GatheredValues, Window
-from featcache.adoption.webdataset.loaded_members import SUFFIXES, loaded_members
+from featcache.adoption.webdataset.loaded_members import PICKLES, SUFFIXES, loaded_members
 from featcache.adoption.webdataset.samples import annotation_of, id_of, samples
 from featcache.adoption.webdataset.tar_walk import TarMember
 from featcache.errors import AdoptionError
@@ -29,6 +30,9 @@ from featcache.errors import AdoptionError
 LOOK_AT = 100  # files of a folder
 NPY = "npy"
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")  # of a feature
+
+
+_log = logging.getLogger("featcache")
 
 
 class WebDatasetKind:
@@ -133,6 +137,11 @@ class _Shards:
                 f"{', '.join(map(repr, shards[:3]))}: beside '.npy' members there are the fields "
                 f"{fields}, which libraries read; {COPY}"
             )
+        if pickles := {name for name in self._others if name.rpartition(".")[2] in PICKLES}:
+            _log.warning(
+                "%s: the fields %s are left out: pickles are never run",
+                ", ".join(shards[:3]), ", ".join(sorted(pickles)),
+            )  # fmt: skip
         features = {name: each.found(self._ids) for name, each in sorted(self._arrays.items())}
         annotations = self._annotations.columns(len(self._ids), without=features)
         return Found(shards, self._ids, features, annotations)
