@@ -7,10 +7,12 @@ short, and without an error.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import importlib
 import math
 import os
 import re
+import sys
 import threading
 import time
 import weakref
@@ -44,6 +46,7 @@ LOOK_S = 0.1  # between two looks for late ones, at most
 BUSY = frozenset(("429", "503"))  # what a store says that is asked too often
 EMPTY = "416"  # of a range of an object without bytes
 BURST_S = 0.5  # in which the requests at a time are halved once at most
+TRIMMED_BYTES = 64 << 20  # of answers, after which what malloc holds of them goes back
 LINGER_S = 2.0  # that a thread waits for something to do, before it ends
 # Threads of obstore let go of Python's objects behind an answer, and ours come back with it; in an
 # interpreter that ends meanwhile they abort the process. So it ends so many seconds later: the
@@ -53,6 +56,7 @@ END_S, MOST_END_S = 0.1, 1.0
 # What obstore began before a fork hangs in the child, and then in the parent: so a child of a
 # process that has asked gets an error in its place.
 
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 _has_asked = False
 _forked = False
 _running: weakref.WeakSet[_Threads] = weakref.WeakSet()
@@ -228,6 +232,12 @@ def _end() -> None:
     time.sleep(END_S)
     for thread in threads:
         thread.join(max(ends - time.monotonic(), 0.0))
+
+
+def give_back_memory() -> None:
+    """Give the system what malloc holds of answers that are gone: a pool for every few threads."""
+    if _trim is not None:
+        _trim(0)
 
 
 Told = Callable[[memoryview | BaseException], object]
@@ -501,10 +511,13 @@ class Requests:
 
     def _count(self, gets: int = 0, again: int = 0, hedges: int = 0, nbytes: int = 0) -> None:
         with self._lock:
+            before = self.counts.nbytes
             self.counts.gets += gets
             self.counts.again += again
             self.counts.hedges += hedges
             self.counts.nbytes += nbytes
+        if before // TRIMMED_BYTES < (before + nbytes) // TRIMMED_BYTES:
+            give_back_memory()
 
     def _looks(self, prefix: str) -> dict[str, Look]:
         path = self._prefix + prefix
