@@ -373,7 +373,7 @@ class _TokenCounts:
         if not (int(flat.min()) >= 0 and int(flat.max()) < MOST_TOKENS):
             return False
         if whole:
-            counts = np.bincount(flat, minlength=len(self._counts))
+            counts = np.bincount(flat.astype(np.int64), minlength=len(self._counts))
             counts[: len(self._counts)] += self._counts
             self._counts = counts
         return True
