@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import math
 import pickle
 from collections.abc import Callable, Sequence
@@ -59,7 +58,7 @@ class Unfolded(nn.Module):
 
 
 def hubert() -> nn.Module:
-    transformers: Any = importlib.import_module("transformers")
+    transformers: Any = pytest.importorskip("transformers")
     config = transformers.HubertConfig(
         hidden_size=16,
         num_hidden_layers=3,
