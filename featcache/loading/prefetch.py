@@ -22,6 +22,7 @@ from featcache.reading.containers import Wanted
 MOST_AHEAD = 64
 PLANS_AHEAD = 4  # beside one for each thread: to take one from its iterator is quick
 HAND_OVER_S = 1e-4  # that a result takes from a thread to the loop, beside the work
+ALONE = 30  # results that a loop makes itself, until it is seen again whether a thread gets ahead
 R = TypeVar("R")
 
 
@@ -47,6 +48,7 @@ class _Slot(Generic[R]):
         self.nbytes = 0  # that it takes, or will soon
         self.result: Future[R] = Future()
         self.thread = 0  # ident of the one that is at it
+        self.cpu_s = 0.0  # of the processor, that doing it took
         self.work_s = 0.0  # that planning and doing it took
 
 
@@ -78,7 +80,8 @@ class Prefetch(Iterator[R]):
     job that a plan returns is done there when there is room for its result. Threads live only while
     there is something to do: an iteration that is left, by an exception or otherwise, leaves none
     behind once the few jobs that were begun are done. A loop that asks again within `HAND_OVER_S`
-    has nothing to do meanwhile: instead of one thread it does the next one itself.
+    has nothing to do meanwhile: instead of one thread it does the next one itself. So it does where
+    one thread does not get ahead, since the loop leaves it no processor, or not Python's lock.
 
     Args:
         plans: each returns the bytes of its result, and the function that makes it.
@@ -125,6 +128,7 @@ class Prefetch(Iterator[R]):
         self._threads: list[threading.Thread] = []
         self._handed_at = -math.inf  # when the last result was
         self._is_alone = not threads  # the caller's thread does the work itself, for now
+        self._left_alone = 0  # so many more results
         self._busy = 0  # threads that look for more to do when they are done
         self._at_work: set[int] = set()  # idents of the threads that are at a plan or a job
         # reentrant: the garbage collector may close an iteration in any thread, at any moment
@@ -146,9 +150,11 @@ class Prefetch(Iterator[R]):
                 "this iteration belongs to the process that began it; begin another one in this "
                 "process"
             )
-        asked_at = time.perf_counter()
+        step_s = time.perf_counter() - self._handed_at
+        was_alone = self._is_alone
         if self._most_threads == 1 and self._together is None and self._watchdog_s is None:
-            self._is_alone = asked_at - self._handed_at < HAND_OVER_S
+            self._is_alone = step_s < HAND_OVER_S or self._left_alone > 0
+            self._left_alone = max(self._left_alone - 1, 0)
         self._take_plans()
         with self._state:
             if not self._slots:
@@ -157,7 +163,11 @@ class Prefetch(Iterator[R]):
         try:
             if self._together is not None and self._most_threads:
                 self._take_more(slot)
-            return self._result(slot)
+            asked_at, is_late = time.perf_counter(), not slot.result.done()
+            result = self._result(slot)
+            if is_late and not was_alone and not self._is_alone:
+                self._see_whether_ahead(slot, step_s, time.perf_counter() - asked_at)
+            return result
         except CancelledError:  # another thread closes it
             raise StopIteration from None
         finally:
@@ -168,6 +178,15 @@ class Prefetch(Iterator[R]):
             self.handed.add(slot)
             self._take_plans()
             self._handed_at = time.perf_counter()
+
+    def _see_whether_ahead(self, slot: _Slot[R], step_s: float, waited_s: float) -> None:
+        """Leave threads alone where the loop had to wait as long as the work takes, no longer.
+
+        A wait for a disk takes longer than the processor works, and there a thread gets ahead.
+        """
+        had_time = slot.cpu_s < step_s < math.inf
+        if had_time and 0.8 * slot.cpu_s < waited_s < 2 * slot.cpu_s:
+            self._left_alone = ALONE
 
     def _result(self, slot: _Slot[R]) -> R:
         began = time.perf_counter()
@@ -301,10 +320,11 @@ class Prefetch(Iterator[R]):
             del slots  # and keep no result
 
     def _make(self, slot: _Slot[R], job: Planned[R]) -> None:
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.thread_time()
         try:
             made = job.make()
             slot.work_s += time.perf_counter() - began
+            slot.cpu_s = time.thread_time() - cpu
             slot.result.set_result(made)
         except BaseException as error:  # it is raised where the result is asked for
             _fail(slot, error)

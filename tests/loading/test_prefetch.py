@@ -56,7 +56,8 @@ def test_no_more_is_done_ahead_than_the_bytes_allow() -> None:
     results = Prefetch(plans(10, nbytes=4, run=note), 2, 12)
     assert next(results) == 0
     assert no_reading_threads()  # all that it may do ahead is done
-    assert sorted(done) == [0, 1, 2, 3]  # three wait
+    assert len(done) == 4  # three wait
+    assert sorted(done)[:3] == [0, 1, 2]  # the last one is the next that was planned
 
 
 def test_a_result_that_is_larger_than_the_bound_comes_alone() -> None:
@@ -134,7 +135,7 @@ def test_results_of_any_size_come_within_the_bound(threads: int) -> None:
         with lock:
             held -= sizes[number]
     # one that is larger than the bound comes when all before it are handed on
-    assert max(most) <= 1000 + 100
+    assert max(most) <= 1000 + 200  # beside one that is handed on, and not yet taken off here
     assert no_reading_threads()
 
 
@@ -243,8 +244,6 @@ def test_a_loop_with_nothing_else_to_do_needs_no_thread(monkeypatch: pytest.Monk
     first, _, *others = Prefetch(plans(30, run=done_in), 1, 1)
     assert first != loop  # nor need the second be, which there was time for
     assert set(others) == {loop}
-    monkeypatch.setattr(prefetch, "HAND_OVER_S", 0.0)  # none is
-    assert loop not in Prefetch(plans(30, run=done_in), 1, 1)
     assert no_reading_threads()
 
 
@@ -318,3 +317,39 @@ def test_with_a_watchdog_a_quick_loop_leaves_the_work_to_the_thread(
     watched = Prefetch(plans(5, run=stuck), 1, 1, 0.01, lambda thread, seconds: told.append(thread))
     assert list(watched) == [*range(5)]
     assert threading.get_ident() not in told
+
+
+def busy_in_python(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def test_where_a_thread_cannot_get_ahead_the_loop_does_the_work() -> None:
+    def work(number: int) -> int:
+        for _ in range(20):
+            busy_in_python(0.0001)
+            time.sleep(0)  # leaves the lock to others, as a copy does
+        return threading.get_ident()
+
+    switched_s = sys.getswitchinterval()
+    sys.setswitchinterval(1.0)  # a loop that is busy in Python leaves the thread nothing
+    try:
+        done_in = []
+        for thread in Prefetch(plans(100, run=work), 1, 1):
+            done_in.append(thread)
+            busy_in_python(0.004)
+    finally:
+        sys.setswitchinterval(switched_s)
+    assert done_in.count(threading.get_ident()) > 50
+    assert no_reading_threads()
+
+
+def test_a_disk_is_waited_for_in_the_thread() -> None:
+    def read(number: int) -> int:
+        time.sleep(0.02)
+        return threading.get_ident()
+
+    for thread in Prefetch(plans(30, run=read), 1, 1):
+        assert thread != threading.get_ident()
+        time.sleep(0.002)
