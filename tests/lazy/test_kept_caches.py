@@ -62,7 +62,12 @@ def test_workers_that_accept_at_once_record_one_change(
 ) -> None:
     ids = [f"u{number}" for number in range(8)]
     path = tmp_path / "cache"
-    loader = functools.partial(torch.utils.data.DataLoader, num_workers=2, collate_fn=list)
+    loader = functools.partial(
+        torch.utils.data.DataLoader,
+        num_workers=2,
+        collate_fn=list,
+        multiprocessing_context="fork",  # of a process whose constant is another
+    )
     for scale in (2.0, 2):
         monkeypatch.setitem(globals(), "SCALE", scale)
         items = Items(featcache.cache(path, accept=True)(scaled), ids)
