@@ -245,7 +245,10 @@ class _Beside:
         self._running = threading.Lock()
         self._running.acquire()
         try:
-            _thread.start_new_thread(self._run, ())
+            if sys.is_finalizing():  # a thread would end before it has run
+                self._run()
+            else:
+                _thread.start_new_thread(self._run, ())
         except RuntimeError:  # the process ends, or has too many
             self._run()
 
@@ -268,7 +271,8 @@ def sync_path(path: Path) -> None:
     if path.is_dir():
         sync_directory(path)
     else:
-        with path.open("r+b", buffering=0) as file:
+        # of another user's it may be read alone; Windows syncs only what can be written
+        with path.open("r+b" if sys.platform == "win32" else "rb", buffering=0) as file:
             sync_file(file)
 
 

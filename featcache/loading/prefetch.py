@@ -22,6 +22,8 @@ from featcache.reading.containers import Wanted
 MOST_AHEAD = 64
 PLANS_AHEAD = 4  # beside one for each thread: to take one from its iterator is quick
 HAND_OVER_S = 1e-4  # that a result takes from a thread to the loop, beside the work
+QUICK = 16  # such results one after the other, from which on a loop has nothing else to do
+LEAST_WORK_S = 2e-3  # to make a result, to which a hand-over adds little
 ALONE = 30  # results that a loop makes itself, until it is seen again whether a thread gets ahead
 R = TypeVar("R")
 
@@ -79,9 +81,10 @@ class Prefetch(Iterator[R]):
     Plans are taken from their iterator in the caller's thread, and carried out in the others: the
     job that a plan returns is done there when there is room for its result. Threads live only while
     there is something to do: an iteration that is left, by an exception or otherwise, leaves none
-    behind once the few jobs that were begun are done. A loop that asks again within `HAND_OVER_S`
-    has nothing to do meanwhile: instead of one thread it does the next one itself. So it does where
-    one thread does not get ahead, since the loop leaves it no processor, or not Python's lock.
+    behind once the few jobs that were begun are done. A loop that always asks again within
+    `HAND_OVER_S` has nothing to do meanwhile: instead of one thread it does quick jobs itself. So
+    it does where one thread does not get ahead, since the loop leaves it no processor, or not
+    Python's lock.
 
     Args:
         plans: each returns the bytes of its result, and the function that makes it.
@@ -129,6 +132,7 @@ class Prefetch(Iterator[R]):
         self._handed_at = -math.inf  # when the last result was
         self._is_alone = not threads  # the caller's thread does the work itself, for now
         self._left_alone = 0  # so many more results
+        self._quick, self._work_s = 0, 0.0  # asked for at once, until now; that the last one took
         self._busy = 0  # threads that look for more to do when they are done
         self._at_work: set[int] = set()  # idents of the threads that are at a plan or a job
         # reentrant: the garbage collector may close an iteration in any thread, at any moment
@@ -153,7 +157,9 @@ class Prefetch(Iterator[R]):
         step_s = time.perf_counter() - self._handed_at
         was_alone = self._is_alone
         if self._most_threads == 1 and self._together is None and self._watchdog_s is None:
-            self._is_alone = step_s < HAND_OVER_S or self._left_alone > 0
+            self._quick = self._quick + 1 if step_s < HAND_OVER_S else 0
+            is_idle = self._quick > QUICK and self._work_s < LEAST_WORK_S
+            self._is_alone = is_idle or self._left_alone > 0
             self._left_alone = max(self._left_alone - 1, 0)
         self._take_plans()
         with self._state:
@@ -176,6 +182,7 @@ class Prefetch(Iterator[R]):
                     self._slots.popleft()
                 self._bytes -= slot.nbytes
             self.handed.add(slot)
+            self._work_s = slot.work_s
             self._take_plans()
             self._handed_at = time.perf_counter()
 

@@ -162,6 +162,15 @@ def long_csv(at: Path) -> Made:
     return at / "all.csv", MEL
 
 
+def long_csv_by_frame(at: Path) -> Made:
+    rows = [(n, id, r.tolist()) for id, a in MEL.items() for n, r in enumerate(a)]
+    lines = (
+        f"{id},{','.join(map(repr, r))}\n" for _, id, r in sorted(rows, key=lambda row: row[0])
+    )
+    (at / "all.csv").write_text("".join(lines))
+    return at / "all.csv", MEL
+
+
 def hdf5(at: Path, write: Callable[[h5py.File], object]) -> Path:
     with h5py.File(at / "all.h5", "w") as file:
         write(file)
@@ -314,6 +323,7 @@ WAYS: dict[str, Callable[[Path], Made]] = {
     ),
     "a row a frame in Parquet": long_table,
     "a row a frame in CSV": long_csv,
+    "a row a frame in CSV, utterances mixed": long_csv_by_frame,
     "HDF5 of variable length": lambda at: (hdf5(at, of_variable_length), TOKENS),
     "HDF5 beside text": lambda at: (hdf5(at, beside_text), MEL),
     "HDF5 in other files": in_other_files,

@@ -406,7 +406,8 @@ def _of_numbers(
         dtype = _dtype([word for row in rows[skip:] for word in row[1:]])
         if len({row[0] for row in rows}) < len(rows):  # rows are frames
             array = f"numpy.array([r[1:] for r in g], {dtype!r})"
-            by_id = f"itertools.groupby({split}, key=lambda r: r[0])"
+            id = "key=lambda r: r[0]"
+            by_id = f"itertools.groupby(sorted({split}, {id}), {id})"
             return Loads(_AS_TEXT, f"{{k: {array} for k, g in {by_id}}}")
         return Loads(_AS_TEXT, f"{{r[0]: numpy.array(r[1:], {dtype!r}) for r in {split}}}")
     numbers = [number for number, word in enumerate(first) if _is_number(word)]

@@ -219,3 +219,22 @@ except featcache.errors.CacheError as error:
     done = run_script(script, above / "cache")
     assert str(above / "cache") in done.stdout, done.stderr
     assert "get the right to write there" in done.stdout
+
+
+@ROOT
+def test_a_cache_whose_files_may_only_be_read_is_tagged(tmp_path: Path) -> None:
+    open_to_all(tmp_path)
+    path = make_cache(tmp_path / "cache", range(5))
+    for each in (path, *path.rglob("*")):
+        each.chmod(0o777 if each.is_dir() else 0o666 if each.suffix == ".lock" else 0o644)
+    script = (
+        BECOME
+        + """
+warm_up()
+become(65534, 65534)
+featcache.open(path).tag("v1")
+"""
+    )
+    done = run_script(script, path)
+    assert done.returncode == 0, done.stderr
+    assert len(featcache.open(path, version="v1")) == 5
