@@ -277,8 +277,8 @@ class RemoteFiles:
         low = max(low, self._pages.before(key, begin, max(begin - most, 0)))
         behind = self._pages.behind(key, end, min(end + most, size))
         high = high if behind is None else min(high, behind)
-        begin = low if begin - low < most else begin
-        end = high if high - end < most else end
+        begin = low if 0 <= begin - low < most else begin
+        end = high if 0 <= high - end < most else end
         self._spare -= end - begin - (request.end - request.begin)
         return Request(file, begin, end)
 
@@ -290,9 +290,14 @@ class RemoteFiles:
         begun: list[tuple[Request, Future[memoryview]]] = []
         try:
             for plain in requests:
-                request, kept = self._widened(plain, margin), Future[memoryview]()
-                begun.append((request, kept))
-                self._of(request.file).add(request.begin, request.end, kept)
+                begun.append((plain, Future[memoryview]()))
+                self._of(plain.file).add(plain.begin, plain.end, begun[-1][1])
+            for number, (plain, kept) in enumerate(begun):  # each up to its neighbours
+                under_way = self._of(plain.file)
+                under_way.remove(plain.begin, kept)
+                request = self._widened(plain, margin)
+                begun[number] = request, kept
+                under_way.add(request.begin, request.end, kept)
             self._requests.ask([self._ask_for(*each) for each in begun])
         except BaseException as error:  # Ctrl-C, too: nobody may wait for what never comes
             for each in begun:

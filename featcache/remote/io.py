@@ -156,20 +156,24 @@ class _Pace:
         return max(LATE * self.latency_s(0.99), LEAST_LATE_S)
 
 
+# does some work, or gives it up for an error; raises nothing
+_Job = Callable[[BaseException | None], object]
+
+
 class _Threads:
     """Threads that carry out jobs, as many at a time as `room` says; without one they end soon."""
 
     def __init__(self, room: Callable[[], float]) -> None:
         self._room = room
-        self._jobs: deque[Callable[[], object]] = deque()
+        self._jobs: deque[_Job] = deque()
         self._all: set[threading.Thread] = set()
         self._busy = 0
         self._is_ending = False
         self._turn = threading.Condition()
         _running.add(self)
 
-    def do(self, jobs: Sequence[Callable[[], object]]) -> None:
-        """Give jobs, which raise nothing, to threads, in their order and behind those that wait."""
+    def do(self, jobs: Sequence[_Job]) -> None:
+        """Give jobs to threads, in their order and behind those that wait."""
         global _has_asked
         _has_asked = True
         with self._turn:
@@ -183,12 +187,15 @@ class _Threads:
             self._turn.notify(len(jobs))
 
     def end(self) -> list[threading.Thread]:
-        """Begin none of the jobs that wait; return the threads, which end without one."""
+        """Give up the jobs that wait; return the threads, which end without one."""
         with self._turn:
             self._is_ending = True
+            jobs, threads = list(self._jobs), list(self._all)
             self._jobs.clear()
             self._turn.notify_all()
-            return list(self._all)
+        for job in jobs:  # who still reads at the end asks anew
+            job(ClosedError("the interpreter is ending: no more is read of object stores"))
+        return threads
 
     def _start_some(self) -> None:
         while len(self._all) < min(self._busy + len(self._jobs), int(self._room())):
@@ -205,11 +212,11 @@ class _Threads:
     def _work(self) -> None:
         done = 0
         while (job := self._next(done)) is not None:
-            job()
+            job(None)
             del job  # and keep nothing of it
             done = 1
 
-    def _next(self, done: int) -> Callable[[], object] | None:
+    def _next(self, done: int) -> _Job | None:
         with self._turn:
             self._busy -= done
             while not self._jobs or self._busy >= int(self._room()):
@@ -218,9 +225,12 @@ class _Threads:
                     self._all.discard(threading.current_thread())
                     return None
             self._busy += 1
-            if len(self._jobs) > 1:
-                self._turn.notify()  # there may be room for more than before
-            return self._jobs.popleft()
+            job = self._jobs.popleft()
+            if self._jobs:  # there may be room for more than before
+                with suppress(RuntimeError):
+                    self._start_some()
+                self._turn.notify()
+            return job
 
 
 @atexit.register
@@ -368,7 +378,7 @@ class Requests:
         """Do what waits for the store in a thread, so that Ctrl-C ends the wait for it."""
         require_unforked(self.place.url)
         found: Future[T] = Future()
-        self._threads.do([lambda: _set(found, _done(work))])
+        self._threads.do([lambda error: _set(found, _done(work) if error is None else error)])
         return found
 
     def _whole(
@@ -416,8 +426,11 @@ class Requests:
             raise self._short(name, len(data), wanted)
         return look, data[:wanted]
 
-    def _answer(self, ask: Ask) -> None:
-        """Answer what is asked for, unless another request for it was faster."""
+    def _answer(self, ask: Ask, error: BaseException | None = None) -> None:
+        """Answer what is asked for, unless another request for it was faster, or with an error."""
+        if error is not None:
+            ask.told(error)
+            return
         if not ask.began:
             ask.began = time.perf_counter()
             self._waiting[ask] = None

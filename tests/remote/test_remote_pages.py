@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 import threading
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -461,3 +462,70 @@ def test_ctrl_c_while_a_request_is_handed_on_leaves_none_that_is_never_made(
             with pytest.raises(KeyboardInterrupt):
                 requests.some("x", 0, 9, 9)
         assert requests.some("x", 0, 9, 9).result(timeout=5) == bytes(9)
+
+
+def test_more_threads_ask_where_a_store_can_be_asked_more_often() -> None:
+    room, turn = [1.0], threading.Lock()
+    at_work, most = [0], [0]
+    done = threading.Semaphore(0)
+
+    def job(error: BaseException | None) -> None:
+        with turn:
+            at_work[0] += 1
+            most[0] = max(most[0], at_work[0])
+        time.sleep(0.01)
+        with turn:
+            at_work[0] -= 1
+            room[0] += 1.0
+        done.release()
+
+    threads = io._Threads(lambda: room[0])
+    threads.do([job] * 100)
+    assert all(done.acquire(timeout=10) for _ in range(100))
+    assert most[0] > 3
+
+
+def test_jobs_that_an_ending_interpreter_does_not_do_are_given_up() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    given_up: list[BaseException | None] = []
+
+    def job(error: BaseException | None) -> None:
+        begun.set()
+        may_end.wait(10)
+
+    threads = io._Threads(lambda: 1.0)
+    threads.do([job])
+    assert begun.wait(10)
+    threads.do([given_up.append] * 3)
+    ending = threads.end()
+    assert [type(error) for error in given_up] == [ClosedError] * 3
+    may_end.set()
+    for thread in ending:
+        thread.join(10)
+
+
+def test_requests_of_one_plan_do_not_overlap_when_they_are_widened(
+    tmp_path: Path, pages: Pages
+) -> None:
+    size = 24 << 20
+    (tmp_path / "x").write_bytes(bytes(size))
+    with serving(tmp_path) as server:
+        requests = Requests(RemotePlace(server.url, RemoteOptions()))
+        remote = files_of(requests, pages, "x", size)
+        first = [(0, number << 20, 1 << 20) for number in range(0, 20, 2)]
+        remote.prefetch(first)
+        remote.read_many(first, [np.empty(1 << 20, np.uint8) for _ in first])
+        asked: list[tuple[int, int]] = []
+        ask = requests.ask
+
+        def noted(asks: Sequence[Ask]) -> None:
+            asked.extend((each.first, each.end) for each in asks)
+            ask(asks)
+
+        requests.ask = noted  # type: ignore[method-assign]
+        last = [(0, size - 20_000, 1000), (0, size - 10_000, 1000)]
+        remote.prefetch(last)
+        remote.read_many(last, [np.empty(1000, np.uint8) for _ in last])
+        assert len(asked) == 2
+        assert asked[0][0] <= size - 20_000
+        assert asked[0][1] <= asked[1][0] <= size - 10_000 < asked[1][1]
