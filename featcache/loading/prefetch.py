@@ -22,7 +22,7 @@ from featcache.reading.containers import Wanted
 MOST_AHEAD = 64
 PLANS_AHEAD = 4  # beside one for each thread: to take one from its iterator is quick
 HAND_OVER_S = 1e-4  # that a result takes from a thread to the loop, beside the work
-QUICK = 16  # such results one after the other, from which on a loop has nothing else to do
+QUICK = 8  # such results one after the other, from which on a loop has nothing else to do
 LEAST_WORK_S = 2e-3  # to make a result, to which a hand-over adds little
 ALONE = 30  # results that a loop makes itself, until it is seen again whether a thread gets ahead
 R = TypeVar("R")
