@@ -153,6 +153,20 @@ def test_a_pull_that_stops_anywhere_goes_on(
     assert stopped > 5
 
 
+def pull_until_it_moves_in(
+    url: str, copy: Path, how: RemoteOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stop a pull when all is here, and before any file has its name."""
+
+    def stopped(_self: object, _whole: object, _held: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(to_disk.Pull, "_move_in", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            pull(url, copy, remote=how)
+
+
 def test_what_was_written_here_since_a_pull_was_stopped_stays(
     bucket: str, how: RemoteOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,14 +176,7 @@ def test_what_was_written_here_since_a_pull_was_stopped_stays(
     pull(url, tmp_path / "copy", remote=how)
     write(tmp_path / "c", range(2, 4))
     push(tmp_path / "c", url, remote=how)
-
-    def stopped(_self: object, _whole: object, _held: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(to_disk.Pull, "_move_in", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            pull(url, tmp_path / "copy", remote=how)
+    pull_until_it_moves_in(url, tmp_path / "copy", how, monkeypatch)
     write(tmp_path / "copy", range(9, 10))
     for _ in range(2):
         with pytest.raises(CacheError, match="does not come"):
@@ -184,14 +191,7 @@ def test_a_dry_run_counts_what_an_earlier_pull_has_only_to_move_in(
     url = f"{bucket}/train"
     write(tmp_path / "c", range(2))
     push(tmp_path / "c", url, remote=how)
-
-    def stopped(_self: object, _whole: object, _held: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(to_disk.Pull, "_move_in", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            pull(url, tmp_path / "copy", remote=how)
+    pull_until_it_moves_in(url, tmp_path / "copy", how, monkeypatch)
     assert pull(url, tmp_path / "copy", remote=how, dry_run=True).files == 0
     write(tmp_path / "c", range(2, 4))
     push(tmp_path / "c", url, remote=how)
