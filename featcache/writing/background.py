@@ -25,13 +25,18 @@ class Background:
     An error in the thread ends it; `put` and `drain` raise it from then on.
 
     Args:
-        idle: run between two tasks about every `idle_s` seconds, also while no tasks come.
+        idle: called with this object between two tasks about every `idle_s` seconds, also while no
+            tasks come.
         limit_bytes: `put` waits while tasks would hold more than this; a larger one passes alone.
         told: all tasks are run in it; it makes of an error what is raised.
     """
 
     def __init__(
-        self, idle: Task, idle_s: float, limit_bytes: int, told: AbstractContextManager[None]
+        self,
+        idle: Callable[[Background], object],
+        idle_s: float,
+        limit_bytes: int,
+        told: AbstractContextManager[None],
     ) -> None:
         self._idle, self._idle_s, self._limit, self._told = idle, idle_s, limit_bytes, told
         self._tasks: deque[tuple[Task, int, int]] = deque()
@@ -45,6 +50,11 @@ class Background:
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
         self._thread.start()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all tasks that were put are done."""
+        return not self._tasks
 
     def check(self) -> None:
         """Raise the error that ended the thread, if one did."""
@@ -116,7 +126,7 @@ class Background:
                             self._memory -= memory
                             self._changed.notify_all()
                     if time.monotonic() >= idle_at:
-                        self._idle()
+                        self._idle(self)
                         idle_at = time.monotonic() + self._idle_s
         except BaseException as error:
             with self._lock:
@@ -131,7 +141,7 @@ class Background:
             return bool(self._tasks) or not self.is_stopping
 
 
-def nothing() -> None:
+def nothing(*_: object) -> None:
     """Do nothing, in the place of what is not needed, or not any more."""
 
 

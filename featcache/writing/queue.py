@@ -296,8 +296,8 @@ NOTE_BYTES = 1 << 10  # of memory, beside the arrays of an utterance
 class HandOver:
     """Gives utterances to the thread that stores: some together, which saves most of the work.
 
-    Those that wait for more to come are stored with the next commit at the latest. One thread at a
-    time may use it.
+    Those that wait for more to come are stored with the first commit that finds nothing before them
+    in the queue. One thread at a time may use it.
 
     Args:
         path: the cache directory.
@@ -402,9 +402,11 @@ class HandOver:
         task = partial(_store, part, batch, then)
         self._background.put(task, batch.nbytes, memory + NOTE_BYTES * len(batch))
 
-    def _idle(self) -> None:
+    def _idle(self, background: Background) -> None:
+        waiting = batch = None
         with self._taking:
-            waiting, self._waiting = self._waiting, None
+            if background.is_empty:  # what was handed over before comes first
+                waiting, self._waiting = self._waiting, None
             batch = waiting.batch() if waiting is not None else None
         if waiting is not None and batch is not None:
             _store(waiting.part, batch)

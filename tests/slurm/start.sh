@@ -31,7 +31,7 @@ free_port() {
 configure() {
   local name cores memory
   name=$(hostname -s)
-  cores=$(nproc)
+  cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)  # which `nproc` would take for the cores
   memory=$(awk '/MemTotal/ { print int($2 / 1024 * 0.8) }' /proc/meminfo)
   mkdir -p "$dir"/{state,spool,log}
   chmod 755 "$dir"

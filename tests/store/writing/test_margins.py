@@ -169,7 +169,7 @@ def test_commit_returns_while_other_threads_keep_writing(tmp_path: Path) -> None
 
 
 def test_a_stopped_thread_takes_nothing_more() -> None:
-    background = Background(lambda: None, 10, 100, contextlib.nullcontext())
+    background = Background(lambda _: None, 10, 100, contextlib.nullcontext())
     background.put(lambda: None, 1000, 1000)
     background.stop(finish=True)
     for _ in range(2):
@@ -180,7 +180,7 @@ def test_a_stopped_thread_takes_nothing_more() -> None:
 
 def test_one_who_waits_for_room_is_woken_by_a_stop() -> None:
     release = threading.Event()
-    background = Background(lambda: None, 10, 100, contextlib.nullcontext())
+    background = Background(lambda _: None, 10, 100, contextlib.nullcontext())
     background.put(release.wait, 100, 100)
     raised: list[BaseException] = []
 

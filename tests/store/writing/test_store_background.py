@@ -219,6 +219,30 @@ def test_what_is_written_is_committed_by_itself(
     writer.abort()
 
 
+def test_what_is_written_is_stored_in_its_order_when_the_disk_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append_many = FeatureFilesWriter.append_many
+    stored: list[str] = []
+
+    def slow(
+        writer: FeatureFilesWriter, ids: Sequence[str], arrays: Mapping[str, EncodedArrays]
+    ) -> dict[str, Extents]:
+        stored.extend(ids)
+        time.sleep(0.01)
+        return append_many(writer, ids, arrays)
+
+    monkeypatch.setattr(FeatureFilesWriter, "append_many", slow)
+    monkeypatch.setattr(queue, "MOST_ROWS", 8)
+    monkeypatch.setattr(queue, "COMMIT_INTERVAL_S", 0.0)
+    with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
+        for number in range(100):
+            write(writer, range(number, number + 1))
+            time.sleep(0.0005)
+    assert stored == [id_of(number) for number in range(100)]
+    check_cache(tmp_path, range(100))
+
+
 def test_abort_drops_what_waits(tmp_path: Path, gate: Gate) -> None:
     writer = CacheWriter(tmp_path, two_features(), FINGERPRINT)
     write(writer, range(1, 20))
