@@ -33,6 +33,14 @@ class Span(NamedTuple):
     wholes: Ints
 
 
+class _Kind(NamedTuple):
+    """What the arrays of a feature are, in an item."""
+
+    dtype: str
+    has_frames: bool
+    dims: tuple[int, ...]
+
+
 class Choices:
     """The features that items have, made of those of a table.
 
@@ -68,6 +76,7 @@ class Choices:
         self.features = (*features, *(name for name in made if name not in features))
         if len(made) < len(self.variants) + len(self.layers):
             raise ConfigError(f"variants and layers have a name in common: {', '.join(made)}")
+        self._kinds = {name: self._kind(name) for name in self.features}
         # of features with a time axis: seconds of a frame, and frames of a crop
         self._frame_s: dict[str, float] = {}
         self._crop_frames = {} if random_crop_s is None else self._frames_of(random_crop_s)
@@ -83,16 +92,22 @@ class Choices:
 
     def dtype(self, name: str) -> str:
         """Return the declared dtype of a feature."""
-        return self._table.dtype(self.stored(name)[0])
+        return self._kinds[name].dtype
 
     def has_frames(self, name: str) -> bool:
         """Whether a feature has a time axis."""
-        return self._table.has_frames(self.stored(name)[0])
+        return self._kinds[name].has_frames
 
     def dims(self, name: str) -> tuple[int, ...]:
         """Return the shape of one frame, or of the whole array of a feature without a time axis."""
-        dims = self._table.dims(self.stored(name)[0])
-        return (len(self.layers[name]), *dims) if name in self.layers else dims
+        return self._kinds[name].dims
+
+    def _kind(self, name: str) -> _Kind:
+        stored = self.stored(name)[0]
+        dims = self._table.dims(stored)
+        if name in self.layers:
+            dims = (len(self.layers[name]), *dims)
+        return _Kind(self._table.dtype(stored), self._table.has_frames(stored), dims)
 
     def over(self, table: FeatureTable) -> Choices:
         """Return the same features of another table."""

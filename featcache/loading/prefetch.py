@@ -23,7 +23,7 @@ MOST_AHEAD = 64
 PLANS_AHEAD = 4  # beside one for each thread: to take one from its iterator is quick
 HAND_OVER_S = 1e-4  # that a result takes from a thread to the loop, beside the work
 QUICK = 8  # such results one after the other, from which on a loop has nothing else to do
-LEAST_WORK_S = 2e-3  # to make a result, to which a hand-over adds little
+LEAST_WORK_S = 5e-3  # to make a result, to which a hand-over adds little
 ALONE = 30  # results that a loop makes itself, until it is seen again whether a thread gets ahead
 R = TypeVar("R")
 
@@ -198,7 +198,7 @@ class Prefetch(Iterator[R]):
     def _result(self, slot: _Slot[R]) -> R:
         began = time.perf_counter()
         if self._is_alone and not slot.result.done():
-            self._work(slot)
+            self._work_alone(slot)
         if self._watchdog_s is not None and self._watch is not None:
             if self._is_alone:
                 late = slot.work_s > self._watchdog_s
@@ -307,15 +307,16 @@ class Prefetch(Iterator[R]):
     def _fits(self, slot: _Slot[R]) -> bool:
         return self._bytes + slot.nbytes <= self._most_bytes or slot is self._slots[0]
 
-    def _work(self, until: _Slot[R] | None = None) -> None:
-        """Do what there is to do; in the caller's thread until there is a result."""
+    def _work(self) -> None:
+        """Do what there is to do, in a thread."""
         me = threading.get_ident()
         while True:
             with self._state:
                 self._at_work.discard(me)
                 self._state.notify_all()
-                slots = self._next_of_thread() if until is None else self._next_until(until)
+                slots = [] if self._is_alone else self._next_slots()
                 if not slots:
+                    self._busy -= 1
                     return
                 self._at_work.add(me)
             for slot in slots:
@@ -325,6 +326,30 @@ class Prefetch(Iterator[R]):
             else:
                 self._make(slots[0], slots[0].job)
             del slots  # and keep no result
+
+    def _work_alone(self, slot: _Slot[R]) -> None:
+        """Plan and make a result in the caller's thread, once no other is at something."""
+        slot.thread = threading.get_ident()
+        with self._state:
+            self._state.wait_for(lambda: not self._at_work)
+            if slot.result.done():
+                return
+            self._at_work.add(slot.thread)
+            if slot.job is None:
+                self._to_plan.remove(slot)
+        try:
+            if slot.job is None:
+                self._plan([slot])
+            with self._state:
+                if slot in self._to_do:
+                    self._to_do.remove(slot)
+                    self._bytes += slot.nbytes
+            if slot.job is not None and not slot.result.done():
+                self._make(slot, slot.job)
+        finally:
+            with self._state:
+                self._at_work.discard(slot.thread)
+                self._state.notify_all()
 
     def _make(self, slot: _Slot[R], job: Planned[R]) -> None:
         began, cpu = time.perf_counter(), time.thread_time()
@@ -361,17 +386,6 @@ class Prefetch(Iterator[R]):
                 else:
                     slot.job, slot.nbytes = job, job.nbytes
                     self._to_do.append(slot)
-
-    def _next_of_thread(self) -> list[_Slot[R]]:
-        """Return what a thread does next; it ends where that is nothing."""
-        slots = [] if self._is_alone else self._next_slots()
-        self._busy -= not slots
-        return slots
-
-    def _next_until(self, until: _Slot[R]) -> list[_Slot[R]]:
-        """Return what the caller's thread does next, once no other is at something."""
-        self._state.wait_for(lambda: not self._at_work)
-        return [] if until.result.done() else self._next_slots()
 
     def _next_slots(self) -> list[_Slot[R]]:
         """Return the one to be done next, else those to be planned; none where there is no room.
