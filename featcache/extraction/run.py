@@ -44,10 +44,9 @@ from featcache.format.annotations import (
 from featcache.format.manifest import Manifest
 from featcache.interface import Ints
 from featcache.reading.reader import FeatureReader
-from featcache.samplers.batches import Batches
+from featcache.samplers.batches import Batches, HasTable
 from featcache.samplers.epoch import connected_rank
 from featcache.store import Cache
-from featcache.tables.numbering import HasTable
 from featcache.writing.part_writer import PartWriter
 
 if TYPE_CHECKING:
