@@ -55,17 +55,19 @@ from featcache.reading.generation import Generation
 from featcache.reading.opening import damage_of
 from featcache.reading.verify import ContainerPages, Damage, page_damage, raise_damage
 from featcache.remote import PIECE_BYTES, Requests
-from featcache.transfer.lineage import (
+from featcache.transfer.to_store import (
     StoredManifest,
     Transfer,
     history_there,
+    is_stored,
+    kept_manifests,
     manifests_at,
     note_history,
+    pages_of_list,
     require_own,
     stored_at,
     stored_set,
 )
-from featcache.transfer.to_store import is_stored, kept_manifests, pages_of_list
 from featcache.writing.held import HeldCache, remove_superseded, write_readme
 from featcache.writing.sets import PATIENCE_S
 
