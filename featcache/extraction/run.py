@@ -28,7 +28,7 @@ from featcache.errors import (
     describe,
     nearest,
 )
-from featcache.extraction.dataset_batches import Loading
+from featcache.extraction.computation import Loading
 from featcache.extraction.datasets import DynamicItems, is_dynamic, is_map_style
 from featcache.extraction.destination import Destination, rows_of
 from featcache.extraction.job import Job, RunOptions
