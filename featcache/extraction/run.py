@@ -43,10 +43,9 @@ from featcache.format.annotations import (
 )
 from featcache.format.manifest import Manifest
 from featcache.interface import Ints
-from featcache.reading.reader import FeatureReader
 from featcache.samplers.batches import Batches, HasTable
 from featcache.samplers.epoch import connected_rank
-from featcache.store import Cache
+from featcache.store import Cache, FeatureReader
 from featcache.writing.part_writer import PartWriter
 
 if TYPE_CHECKING:
