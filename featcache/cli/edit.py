@@ -151,7 +151,7 @@ def _print_repair(cache: str, told: Repair) -> None:
 @_YES
 @JSON
 def delete(
-    cache: str, ids: tuple[str, ...], file: Any, where: tuple[str, ...], yes: bool, as_json: bool
+    cache: str, ids: tuple[str, ...], file: object, where: tuple[str, ...], yes: bool, as_json: bool
 ) -> None:
     """Delete utterances, after asking: ids, those of a file, or those that a comparison finds.
 

@@ -289,7 +289,7 @@ def estimate(
 _LOSSES = ["largest", "rms", "cosine", "GB/s"]
 
 
-def _way(row: StorageEstimate) -> dict[str, Any]:
+def _way(row: StorageEstimate) -> dict[str, object]:
     return {
         "feature": row.feature,
         "backend": row.backend,

@@ -245,7 +245,7 @@ def batches_of_stream(
             end_workers(loaded)
 
 
-def _options(loader_kwargs: Mapping[str, object], less: Iterable[str] = ()) -> dict[str, Any]:
+def _options(loader_kwargs: Mapping[str, object], less: Iterable[str] = ()) -> dict[str, object]:
     """Return the arguments that count in an extraction."""
     left_out = _NOT_FOR_CACHING.union(less)
     return {key: value for key, value in loader_kwargs.items() if key not in left_out}

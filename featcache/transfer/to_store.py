@@ -417,7 +417,7 @@ class Push:
     def _container_digests(self) -> Mapping[str, str]:
         return {name: digest for each in self._sets for name, digest in each.digests()}
 
-    def _upload(self, files: Mapping[str, int], shown: Any) -> None:
+    def _upload(self, files: Mapping[str, int], shown: object) -> None:
         """Send files, some at a time; after an error no more are begun."""
         under_way: deque[tuple[int, int, Future[None]]] = deque()
         ahead = 0
