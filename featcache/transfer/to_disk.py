@@ -15,11 +15,10 @@ import os
 import shutil
 import stat
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from featcache._progress import bar
 from featcache.container_files import sync_directory, sync_file, write_durably
@@ -286,9 +285,9 @@ class Pull:
                     ahead.append((file, begin, end, answer))
                     nbytes_ahead += end - begin
                     while len(ahead) == MOST_AHEAD or nbytes_ahead > MOST_AHEAD_BYTES:
-                        nbytes_ahead -= _write_first(ahead, shown)
+                        nbytes_ahead -= _write_first(ahead, shown.update)
             while ahead:
-                _write_first(ahead, shown)
+                _write_first(ahead, shown.update)
 
     def _link(self, names: Collection[str]) -> None:
         """Give files of the cache a second name beside those that were fetched."""
@@ -447,11 +446,11 @@ class _File:
 _Ahead = deque[tuple[_File, int, int, Future[memoryview]]]
 
 
-def _write_first(ahead: _Ahead, shown: Any) -> int:
+def _write_first(ahead: _Ahead, written: Callable[[int], object]) -> int:
     """Write the piece that was asked for first, and return its size."""
     file, begin, end, answer = ahead.popleft()
     file.write(begin, answer.result())
-    shown.update(end - begin)
+    written(end - begin)
     return end - begin
 
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from featcache._cached import cached_property
 from featcache._progress import bar
@@ -344,7 +343,7 @@ class Push:
             with suppress(OSError):  # a read-only disk, whose cache does not change
                 note_history(each.directory, [*histories[each.name], each.manifest.write_id])
         with bar(f"push {self._path.name}", done.nbytes) as shown:
-            self._upload(files, shown)
+            self._upload(files, shown.update)
         for answer in [self._requests.put(file, data) for file, data in small.items()]:
             answer.result()
         if is_new:
@@ -417,19 +416,19 @@ class Push:
     def _container_digests(self) -> Mapping[str, str]:
         return {name: digest for each in self._sets for name, digest in each.digests()}
 
-    def _upload(self, files: Mapping[str, int], shown: object) -> None:
-        """Send files, some at a time; after an error no more are begun."""
+    def _upload(self, files: Mapping[str, int], sent: Callable[[int], object]) -> None:
+        """Send files, some at a time, and tell their sizes; after an error no more are begun."""
         under_way: deque[tuple[int, int, Future[None]]] = deque()
         ahead = 0
         for name, size in files.items():
             memory = min(size, MEMORY_BYTES)
             while under_way and (len(under_way) == MOST_AHEAD or ahead + memory > MOST_AHEAD_BYTES):
-                ahead -= _sent(under_way, shown)
+                ahead -= _send_first(under_way, sent)
             answer = self._requests.put(name, self._path / name, self._digest(name))
             under_way.append((size, memory, answer))
             ahead += memory
         while under_way:
-            _sent(under_way, shown)
+            _send_first(under_way, sent)
 
     def _publish(self, etag: str | None) -> None:
         """Put the manifest where the one with an ETag is; a lost answer is looked up.
@@ -456,10 +455,13 @@ class Push:
                     raise CacheError(f"{requests.place.url}: nothing was published") from error
 
 
-def _sent(under_way: deque[tuple[int, int, Future[None]]], shown: Any) -> int:
+def _send_first(
+    under_way: deque[tuple[int, int, Future[None]]], sent: Callable[[int], object]
+) -> int:
+    """Wait for the file that was begun first, and return its bytes in memory."""
     size, memory, answer = under_way.popleft()
     answer.result()
-    shown.update(size)
+    sent(size)
     return memory
 
 
