@@ -35,7 +35,7 @@ from machine import describe
 import featcache
 from featcache.extraction import fill
 from featcache.extraction import run as plan
-from featcache.extraction.dataset_batches import wanted_batches
+from featcache.extraction.computation import wanted_batches
 from featcache.extraction.datasets import IdNumbers
 from featcache.writing.part_writer import PartWriter
 

@@ -33,7 +33,7 @@ from speechbrain.lobes.features import Fbank
 
 import featcache
 from featcache.extraction import stamping
-from featcache.extraction.dataset_batches import DatasetBatches
+from featcache.extraction.computation import DatasetBatches
 
 RATE_HZ = 16000
 MELS = 80

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from featcache.loading.dataset import FeatureDataset as FeatureDataset
     from featcache.loading.loader import FeatureLoader as FeatureLoader
     from featcache.mvn import GlobalMVN as GlobalMVN
-    from featcache.reading.reader import FeatureReader as FeatureReader
     from featcache.stats import FeatureStats as FeatureStats
     from featcache.storage import FeatureStorage as FeatureStorage
     from featcache.store import Cache as Cache
+    from featcache.store import FeatureReader as FeatureReader
     from featcache.store import open as open
     from featcache.tables.combine import concat as concat
     from featcache.tables.combine import join as join
@@ -54,7 +54,7 @@ _HOMES = {
     "FeatureCacheMixin": "featcache.brain",
     "FeatureDataset": "featcache.loading.dataset",
     "FeatureLoader": "featcache.loading.loader",
-    "FeatureReader": "featcache.reading.reader",
+    "FeatureReader": "featcache.store",
     "FeatureStats": "featcache.stats",
     "FeatureStorage": "featcache.storage",
     "FeatureStorageConfig": "featcache.declaration",

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 
 from featcache.errors import ConfigError
-from featcache.extraction.computation import features_of
-from featcache.extraction.dataset_batches import check_loader_kwargs
+from featcache.extraction.computation import check_loader_kwargs, features_of
 from featcache.extraction.datasets import (
     check_ids,
     check_source,
     is_map_style,
+    kept_random_state,
     visible_ids,
     visible_lengths,
 )
@@ -27,7 +27,6 @@ from featcache.extraction.destination import Destination
 from featcache.extraction.fill import compare, fill
 from featcache.extraction.job import Build, Environment, Job, OnWorkers, RunOptions
 from featcache.extraction.on_workers import checked_environment
-from featcache.extraction.random_state import kept_random_state
 from featcache.extraction.run import Ranks
 from featcache.loading.loader import FeatureLoader
 from featcache.staleness.provenance import (

@@ -102,7 +102,7 @@ def without_defaults(
 
 
 def _values(
-    fields: Mapping[str, dataclasses.Field[Any]], options: Mapping[str, object], owner: str
+    fields: Mapping[str, dataclasses.Field[object]], options: Mapping[str, object], owner: str
 ) -> Options:
     for name, field in fields.items():
         if name not in options and _default(field) is dataclasses.MISSING:

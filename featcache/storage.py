@@ -21,8 +21,7 @@ from featcache.errors import (
 )
 from featcache.format.fingerprint import differences
 from featcache.reading.opening import Expectation, check_complete
-from featcache.reading.reader import FeatureReader
-from featcache.store import Cache, open_features
+from featcache.store import Cache, FeatureReader, open_features
 from featcache.writing.cache_writer import CacheWriter
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from featcache.adoptable import CONVERT, TimeAxis, frames_first
 from featcache.errors import AdoptionError
-from featcache.interface import Ints
+from featcache.interface import Array, Ints
 
 OFFSETS = frozenset({"offsets", "offset", "starts", "indptr"})
 LENGTHS = frozenset({"lengths", "length", "lens", "len", "num_frames"})
@@ -64,7 +64,7 @@ class Cut(NamedTuple):
         shape = tuple(shape[axis] for axis in frames_first(shape, self.time_axis))
         return shape if self.window is None else (self.window[1] - self.window[0], *shape[1:])
 
-    def taken(self, rows: NDArray[Any]) -> NDArray[Any]:
+    def taken(self, rows: Array) -> Array:
         """Return it, the frames first, by its `rows`."""
         if self.row is None:
             return rows

@@ -41,9 +41,9 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "estimate": ("make", "How large a cache would be in other formats."),
     "convert": ("make", "Write a cache, or another store, anew in another format."),
     "adopt": ("make", "Make a cache of a store where it lies, without a copy."),
-    "push": ("carry", "Copy a cache to an object store."),
-    "pull": ("carry", "Copy a cache from an object store."),
-    "sync": ("carry", "Copy the later generation to where the earlier one is."),
+    "push": ("make", "Copy a cache to an object store."),
+    "pull": ("make", "Copy a cache from an object store."),
+    "sync": ("make", "Copy the later generation to where the earlier one is."),
 }
 IMPOSSIBLE, INTERRUPTED = 2, 130  # exit codes
 

@@ -66,7 +66,7 @@ def verify(caches: tuple[str, ...], columns: bool, sample: int | None, as_json: 
         end(IMPOSSIBLE if unread else NO)
 
 
-def _verified(path: str, checked: str, sample: int | None) -> dict[str, Any]:
+def _verified(path: str, checked: str, sample: int | None) -> dict[str, object]:
     told: dict[str, Any] = {"path": path, "checked": checked, "bytes": 0, "utterances": 0}
     told["unpublished"] = None  # of a cache that cannot be opened nobody knows
     begun = time.perf_counter()
@@ -120,7 +120,9 @@ def _of_all(path: str, cache: Cache, *, arrays: bool) -> tuple[int, list[Damage]
     return total, damage
 
 
-def _of_sample(path: str, cache: Cache, sample: int) -> tuple[int, list[dict[str, Any]], list[str]]:
+def _of_sample(
+    path: str, cache: Cache, sample: int
+) -> tuple[int, list[dict[str, object]], list[str]]:
     """Read some utterances, drawn at random, and compare them with their checksums."""
     table = opened(path, check_reads=True).table.sample(sample)
     nbytes = 0
@@ -140,7 +142,7 @@ def _of_sample(path: str, cache: Cache, sample: int) -> tuple[int, list[dict[str
     return nbytes, damaged, errors
 
 
-def _arrays_of(damage: PageDamage) -> list[dict[str, Any]]:
+def _arrays_of(damage: PageDamage) -> list[dict[str, object]]:
     return [
         {
             "id": array.id,
@@ -152,14 +154,14 @@ def _arrays_of(damage: PageDamage) -> list[dict[str, Any]]:
     ]
 
 
-def _elsewhere(damage: PageDamage) -> list[dict[str, Any]]:
+def _elsewhere(damage: PageDamage) -> list[dict[str, object]]:
     """Return the pages that are damaged and hold none of the damaged arrays."""
     of_arrays = {page for array in damage.arrays for page in array.pages}
     pages = [page for page in damage.pages or () if page not in of_arrays]
     return [{"container": damage.container, "pages": pages}] if pages else []
 
 
-def _is_damaged(told: Mapping[str, Any]) -> bool:
+def _is_damaged(told: Mapping[str, object]) -> bool:
     return bool(told["damaged"] or told["elsewhere"] or told["errors"])
 
 

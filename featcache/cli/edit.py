@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -85,7 +85,7 @@ def _utterances(told: dict[str, Any]) -> int:
     help="Write the ids that are lost, one a line.",
 )
 @JSON
-def repair(cache: str, dry_run: bool, file: Any, as_json: bool) -> None:
+def repair(cache: str, dry_run: bool, file: IO[str] | None, as_json: bool) -> None:
     """Save all utterances whose bytes are intact; damaged files are set aside, none is deleted.
 
     Exit code 1: something is lost.
@@ -151,7 +151,12 @@ def _print_repair(cache: str, told: Repair) -> None:
 @_YES
 @JSON
 def delete(
-    cache: str, ids: tuple[str, ...], file: Any, where: tuple[str, ...], yes: bool, as_json: bool
+    cache: str,
+    ids: tuple[str, ...],
+    file: IO[str] | None,
+    where: tuple[str, ...],
+    yes: bool,
+    as_json: bool,
 ) -> None:
     """Delete utterances, after asking: ids, those of a file, or those that a comparison finds.
 
@@ -162,7 +167,7 @@ def delete(
     if (bool(ids), file is not None, bool(where)).count(True) != 1:
         raise click.UsageError("give ids, or --ids FILE, or --where EXPR")
     whole = opened(cache)
-    chosen = list(matching(whole, where)) if where else list(ids or _lines(file))
+    chosen = list(matching(whole, where)) if where else list(ids or _lines(file or ()))
     if not chosen:
         hint("there is nothing to delete")
         end(NO)
@@ -175,7 +180,7 @@ def delete(
         say(f"deleted {counted(len(chosen), 'utterance')}, {len(whole):,} are left")
 
 
-def _lines(file: Any) -> Iterator[str]:
+def _lines(file: Iterable[str]) -> Iterator[str]:
     return (id for line in file if (id := line.rstrip("\r\n")))
 
 
@@ -295,7 +300,7 @@ def annotate(cache: str, file: str, unknown: Literal["raise", "skip"], as_json: 
 )
 @_YES
 @JSON
-def accept(cache: str, fingerprint: Any, yes: bool, as_json: bool) -> None:
+def accept(cache: str, fingerprint: IO[str], yes: bool, as_json: bool) -> None:
     """Take the cache for made from FILE, after showing what differs, and asking.
 
     For changes that compute the same values, as somebody has to know. Exit code 1: it was not

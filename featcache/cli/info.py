@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 
@@ -62,7 +62,7 @@ _BAR = 18  # characters
 )
 @JSON
 def info(
-    caches: tuple[str, ...], watch: bool, require: str, fingerprint: Any, as_json: bool
+    caches: tuple[str, ...], watch: bool, require: str, fingerprint: IO[str] | None, as_json: bool
 ) -> None:
     """Show what caches hold, and how far they are; a folder stands for the caches in it."""
     required = [each for each in require.split(",") if each]

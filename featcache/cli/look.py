@@ -32,6 +32,7 @@ from featcache.cli.output import (
 )
 from featcache.cli.verb import CACHE, JSON, NO, WHERE, end, opened, tell_pending, verb
 from featcache.errors import KeyNotFoundError, MissingDependencyError, counted, nearest
+from featcache.interface import Array
 
 if TYPE_CHECKING:
     from featcache.store import Cache
@@ -323,7 +324,7 @@ def show(
         print_json("show", documents[0] if len(ids) == 1 else {"utterances": documents})
 
 
-def _write(file: Path, array: NDArray[Any]) -> None:
+def _write(file: Path, array: Array) -> None:
     """Write an array as .npy, or its picture as .png."""
     if file.suffix == ".npy":
         np.save(file, array)
@@ -346,13 +347,13 @@ def _frames(text: str | None) -> tuple[int, int | None] | tuple[None, None]:
     return int(start or 0), int(stop) if stop else None
 
 
-def _read(cache: Cache, id: str, feature: str, start: int | None, stop: int | None) -> NDArray[Any]:
+def _read(cache: Cache, id: str, feature: str, start: int | None, stop: int | None) -> Array:
     if start is None or not cache.has_frames(feature):
         return cache.read(id, feature)
     return cache.read(id, feature, start, stop)
 
 
-def _described(array: NDArray[Any]) -> dict[str, Any]:
+def _described(array: Array) -> dict[str, object]:
     """Return what is true of the values of an array; None stands for what it has not."""
     with np.errstate(all="ignore"):
         values = array.astype(np.float64).ravel()
@@ -368,7 +369,7 @@ def _described(array: NDArray[Any]) -> dict[str, Any]:
     }
 
 
-def _equal_runs(array: NDArray[Any]) -> list[list[int]]:
+def _equal_runs(array: Array) -> list[list[int]]:
     """Return runs of three and more equal frames: the first one, and the one behind the last.
 
     >>> _equal_runs(np.array([[1], [2], [2], [2], [3]])), _equal_runs(np.zeros((2, 4)))
@@ -419,7 +420,7 @@ def _warning(told: Mapping[str, Any]) -> str:
     return "".join(f"   {each}" for each in words)
 
 
-def _print_picture(array: NDArray[Any]) -> None:
+def _print_picture(array: Array) -> None:
     """Print the values of frames, from left to right; high dims are above.
 
     In colour they are half blocks, two values each, in the colours of the report; else five shades.

@@ -1,9 +1,10 @@
-"""The verbs that make another cache: convert, adopt; and estimate, how large one would be."""
+"""The verbs that make: pages on caches, caches in other formats or of other stores, copies."""
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,15 +13,18 @@ import click
 import numpy as np
 
 from featcache.cli.output import duration, hint, is_quiet, print_json, print_table, say, shown, size
-from featcache.cli.verb import CACHES, JSON, opened, place, tell_pending, verb
+from featcache.cli.verb import CACHE, CACHES, JSON, opened, place, tell_pending, verb
 from featcache.errors import UnknownNameError, counted, nearest
 
 if TYPE_CHECKING:
     from featcache.adoptable import TimeAxis
     from featcache.declaration import FeatureStorageConfig
     from featcache.extraction.estimate import StorageEstimate
+    from featcache.remote import RemoteOptions
     from featcache.report_page import Report
     from featcache.store import Cache
+    from featcache.transfer import Transfer
+
 
 _LEVELS = {"fault": "red", "look": "yellow"}  # of findings
 _KIND = click.option("--kind", metavar="KIND", help="Of a store of others; it is recognised.")
@@ -285,7 +289,7 @@ def estimate(
 _LOSSES = ["largest", "rms", "cosine", "GB/s"]
 
 
-def _way(row: StorageEstimate) -> dict[str, Any]:
+def _way(row: StorageEstimate) -> dict[str, object]:
     return {
         "feature": row.feature,
         "backend": row.backend,
@@ -307,3 +311,86 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     names = [row[name] for name in ("feature", "backend", "codec", "dtype")]
     time = duration(row["seconds"]) if row["seconds"] >= 1 else "under 1 s"
     return [*names, size(row["bytes"]), time, note]
+
+
+# The verbs between a disk and an object store: `push`, `pull`, `sync`.
+
+URL = click.argument("url", metavar="URL")
+
+
+def _carries(function: Callable[..., Transfer]) -> Callable[..., None]:
+    """Give a verb the settings of a store and `--dry-run`, and tell what it has copied."""
+
+    @functools.wraps(function)
+    def called(
+        *,
+        endpoint: str | None,
+        region: str | None,
+        anonymous: bool,
+        dry_run: bool,
+        as_json: bool,
+        **places: str,
+    ) -> None:
+        from featcache.remote import RemoteOptions
+
+        remote = RemoteOptions(endpoint=endpoint, region=region, anonymous=anonymous)
+        done = function(**places, remote=remote, dry_run=dry_run)
+        _tell(function.__name__, done, dry_run, as_json)
+
+    for option in (
+        JSON,
+        click.option("--endpoint", metavar="URL", help="A server that speaks S3."),
+        click.option(
+            "--region", metavar="NAME", help="Of the bucket; else as the environment says."
+        ),
+        click.option("--anonymous", is_flag=True, help="Send no credentials."),
+        click.option("--dry-run", is_flag=True, help="Only say what would be copied."),
+    ):
+        called = option(called)
+    return called
+
+
+@verb
+@CACHE
+@URL
+@_carries
+def push(cache: str, url: str, remote: RemoteOptions, dry_run: bool) -> Transfer:
+    """Copy a cache to an object store: what is not there yet, the manifest last."""
+    from featcache import transfer
+
+    return transfer.push(cache, url, remote=remote, dry_run=dry_run)
+
+
+@verb
+@CACHE
+@URL
+@_carries
+def sync(cache: str, url: str, remote: RemoteOptions, dry_run: bool) -> Transfer:
+    """Push a cache to an object store, or pull it from there: the later generation of the two."""
+    from featcache import transfer
+
+    return transfer.sync(cache, url, remote=remote, dry_run=dry_run)
+
+
+@verb
+@URL
+@CACHE
+@_carries
+def pull(url: str, cache: str, remote: RemoteOptions, dry_run: bool) -> Transfer:
+    """Copy a cache from an object store, and compare it with its checksums."""
+    from featcache import transfer
+
+    return transfer.pull(url, cache, remote=remote, dry_run=dry_run)
+
+
+def _tell(name: str, done: Transfer, dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        told = {
+            "way": done.verb,
+            "files": done.files,
+            "bytes": done.nbytes,
+            "skipped": done.skipped,
+        }
+        print_json(name, {**told, "requests": done.requests, "dry_run": dry_run})
+    else:
+        say(f"{done.verb}: {'would copy' if dry_run else 'copied'} {done}")

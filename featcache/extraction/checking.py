@@ -19,7 +19,7 @@ import torch
 from featcache._cached import cached_property
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CacheError, StaleCacheError, indented
-from featcache.extraction.datasets import IdNumbers
+from featcache.extraction.datasets import IdNumbers, kept_random_state, tell_random
 from featcache.extraction.destination import ChangedInputs, Destination, refusal_passed_over
 from featcache.extraction.job import Job, RunOptions
 from featcache.extraction.probing import (
@@ -33,7 +33,6 @@ from featcache.extraction.probing import (
     told,
     unlike_stored,
 )
-from featcache.extraction.random_state import kept_random_state, tell_random
 from featcache.format.fingerprint import (
     ABSENT,
     RULES,

@@ -21,7 +21,7 @@ from featcache.format.files import from_storage
 from featcache.format.fingerprint import fingerprint_digest
 from featcache.format.index import UNKNOWN, Stamps
 from featcache.format.manifest import ADOPTED
-from featcache.interface import Ints, storage_dtype
+from featcache.interface import Array, Ints, storage_dtype
 from featcache.reading.generation import Generation
 from featcache.reading.opening import (
     ROLE,
@@ -275,9 +275,7 @@ class TableRows:
                 found.setdefault(fingerprint_digest(_without(opened.manifest.fingerprint)), opened)
         return list(found.values())
 
-    def _array(
-        self, row: int, feature: str, span: tuple[Ints, Ints] | None, place: int
-    ) -> NDArray[Any]:
+    def _array(self, row: int, feature: str, span: tuple[Ints, Ints] | None, place: int) -> Array:
         block, inner = self.table.selection.place(row)
         member, arrays = block.features[feature], block.arrays(feature)
         inner = inner if member.rows is None else int(member.rows.below[inner])

@@ -31,7 +31,7 @@ from featcache.errors import (
     counted,
     describe,
 )
-from featcache.extraction.dataset_batches import DatasetBatches, Loading
+from featcache.extraction.computation import DatasetBatches, Loading
 from featcache.extraction.datasets import dataset_of, is_map_style, named
 from featcache.extraction.job import Job
 from featcache.extraction.stamping import Entries, InputsOnly

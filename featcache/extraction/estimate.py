@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,7 @@ from featcache.extraction.conversion_source import (
     arrays_nbytes,
 )
 from featcache.extraction.foreign_rows import LibraryRows, Source, opened_source, rows_of
-from featcache.interface import Ints, storage_dtype
+from featcache.interface import Array, Ints, storage_dtype
 from featcache.reading.generation import Generation
 from featcache.registry import backend_names, get_backend, is_lossless
 from featcache.store import open as open_cache
@@ -85,7 +84,7 @@ class TrialReading:
         return cls(largest, rms, cosine, numbers * itemsize / max(took_s, 1e-9) / 1e9)
 
 
-def _apart(array: NDArray[Any], found: NDArray[Any]) -> tuple[NDArray[np.float64], float]:
+def _apart(array: Array, found: Array) -> tuple[NDArray[np.float64], float]:
     """Return how far each finite number is off, and the cosine of both arrays."""
     finite = np.isfinite(array)
     a, b = array[finite].astype(np.float64), found[finite].astype(np.float64)
@@ -96,7 +95,7 @@ def _apart(array: NDArray[Any], found: NDArray[Any]) -> tuple[NDArray[np.float64
     return apart, like / norms if norms else float(not apart.any())
 
 
-def _as_single(numbers: NDArray[Any]) -> object:
+def _as_single(numbers: Array) -> object:
     """Return float16 as float32, by torch where it is there: NumPy takes 16 times as long."""
     if numbers.dtype != np.float16:
         return numbers

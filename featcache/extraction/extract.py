@@ -12,12 +12,16 @@ import torch
 
 from featcache._checks import directory, whole_number
 from featcache.declaration import Features
-from featcache.extraction.datasets import check_ids, check_source, visible_lengths
+from featcache.extraction.datasets import (
+    check_ids,
+    check_source,
+    kept_random_state,
+    visible_lengths,
+)
 from featcache.extraction.destination import Destination
 from featcache.extraction.fill import fill
 from featcache.extraction.job import Build, Environment, Job, OnWorkers, RunOptions
 from featcache.extraction.on_workers import checked_environment, loader_options
-from featcache.extraction.random_state import kept_random_state
 from featcache.staleness.provenance import Provenance, provenance
 from featcache.staleness.watch import DriverCode, Watch, code_of_driver, refuse_other_code
 from featcache.staleness.witnesses import witnesses

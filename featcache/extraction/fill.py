@@ -30,8 +30,8 @@ from featcache.errors import (
     describe,
 )
 from featcache.extraction.checking import Checking
-from featcache.extraction.computation import Computation
-from featcache.extraction.dataset_batches import (
+from featcache.extraction.computation import (
+    Computation,
     DatasetBatches,
     LoadedBatch,
     batches_of_stream,

@@ -45,7 +45,7 @@ from featcache.format.annotation_columns import Column
 from featcache.format.annotations import check_annotations, kinds_of
 from featcache.format.index import UNKNOWN
 from featcache.format.manifest import ADOPTED
-from featcache.interface import Ints
+from featcache.interface import Array, Ints
 from featcache.reading.generation import Generation
 from featcache.reading.opening import CachePath
 from featcache.reading.roots import PathOrUrl
@@ -188,7 +188,7 @@ class LibraryRows:
         self._opened = None
         self._closing.close()
 
-    def _arrays(self, row: int) -> Mapping[str, NDArray[Any]]:
+    def _arrays(self, row: int) -> Mapping[str, Array]:
         if self._last[0] != row:
             found = self.readable.read(row)
             self._last = row, {name: found[name] for name in self.features}
@@ -212,7 +212,7 @@ class LibraryRows:
         }
         return {**vars(self), **closed}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
         self._closing = ExitStack()
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from featcache._interval import Interval
 from featcache.errors import ComputeError, ConfigError, IncompleteError
-from featcache.extraction.computation import Computation
-from featcache.extraction.dataset_batches import (
+from featcache.extraction.computation import (
     AS_THEY_ARE,
+    Computation,
     DatasetBatches,
     Loading,
     wanted_batches,

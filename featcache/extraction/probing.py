@@ -15,17 +15,23 @@ import torch
 
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import ComputeError, FeatureError, counted, describe
-from featcache.extraction.computation import checked_result
-from featcache.extraction.dataset_batches import DatasetBatches, LoadedBatch, Loading, worker_failed
+from featcache.extraction.computation import (
+    DatasetBatches,
+    LoadedBatch,
+    Loading,
+    checked_result,
+    worker_failed,
+)
 from featcache.extraction.datasets import (
+    COMPUTING,
     DataSet,
     IdNumbers,
     dataset_of,
     is_map_style,
+    seed_generators,
     visible_lengths,
 )
 from featcache.extraction.job import Job
-from featcache.extraction.random_state import COMPUTING, seed_generators
 from featcache.extraction.stamping import Entries
 from featcache.interface import Array, Ints
 from featcache.reading.feature_arrays import joined

@@ -28,7 +28,7 @@ from featcache.errors import (
     describe,
     nearest,
 )
-from featcache.extraction.dataset_batches import Loading
+from featcache.extraction.computation import Loading
 from featcache.extraction.datasets import DynamicItems, is_dynamic, is_map_style
 from featcache.extraction.destination import Destination, rows_of
 from featcache.extraction.job import Job, RunOptions
@@ -43,11 +43,9 @@ from featcache.format.annotations import (
 )
 from featcache.format.manifest import Manifest
 from featcache.interface import Ints
-from featcache.reading.reader import FeatureReader
-from featcache.samplers.batches import Batches
+from featcache.samplers.batches import Batches, HasTable
 from featcache.samplers.epoch import connected_rank
-from featcache.store import Cache
-from featcache.tables.numbering import HasTable
+from featcache.store import Cache, FeatureReader
 from featcache.writing.part_writer import PartWriter
 
 if TYPE_CHECKING:

@@ -172,7 +172,7 @@ class Column(Sequence[Value | None]):
             body = arrays["values"]
         return cls(kind, body, arrays.get("null"), name)
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
+    def arrays(self) -> dict[str, Array]:
         """Return the arrays of all values, by what follows the name in a file of columns."""
         body, null = self.stored()
         found: dict[str, NDArray[Any]] = {} if null is None else {"null": null}
@@ -384,7 +384,7 @@ def _values(body: Stored, rows: slice, kind: str) -> list[Value | None]:
     return [body.data[begin:end].tolist() for begin, end in pairwise(ends.tolist())]
 
 
-def _held(wanted: Collection[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _held(wanted: Collection[Any], dtype: np.dtype[np.generic]) -> Array:
     """Return those numbers that a dtype can hold exactly: no row has another."""
     held = []
     for number in sorted(wanted):

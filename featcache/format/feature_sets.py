@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from featcache.container_files import write_durably
 from featcache.errors import CorruptCacheError
@@ -89,7 +88,7 @@ def outer_of(write_ids: Mapping[str, str]) -> bytes:
 PUSHED = "pushed_sets"  # key of a manifest in a store
 
 
-def pushed_sets(content: Mapping[str, Any]) -> dict[str, str]:
+def pushed_sets(content: Mapping[str, object]) -> dict[str, str]:
     """Return the `write_id`s, by set, of the manifests that one in a store names.
 
     Raises an error of `NOT_AS_WRITTEN` for one that names none.

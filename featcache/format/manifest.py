@@ -162,7 +162,7 @@ def set_name(cache: Path, directory: Path) -> str:
     return OWN if directory == cache else directory.name
 
 
-def read_outer(cache: Path) -> dict[str, Any] | None:
+def read_outer(cache: Path) -> dict[str, object] | None:
     """Read what names the feature sets of a cache; None if there is none."""
     content = _read(cache, OUTER)
     if content is not None:
@@ -327,7 +327,7 @@ class Manifest:
         return {name: FeatureStorageConfig.from_json(each) for name, each in self.features.items()}
 
     @property
-    def made_from(self) -> dict[str, Any]:
+    def made_from(self) -> dict[str, object]:
         """The fingerprint without the declarations."""
         return {key: each for key, each in self.fingerprint.items() if key != "features"}
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from featcache.declaration import Features, by_name
 from featcache.errors import ConfigError, FeatureError, MissingDependencyError, nearest
 from featcache.format.files import as_id
+from featcache.interface import Array
 from featcache.interop.in_caches import caches_of_rows, opened
 from featcache.store import Cache
 from featcache.store import open as open_cache
@@ -70,9 +71,7 @@ class CachedArray:
             f"a column of {self!r} names arrays of a cache, and holds none; to_hf_dataset makes it"
         )
 
-    def decode_example(
-        self, value: Mapping[str, str], token_per_repo_id: object = None
-    ) -> NDArray[Any]:
+    def decode_example(self, value: Mapping[str, str], token_per_repo_id: object = None) -> Array:
         """Return the array; raises what `cache.read` raises."""
         return opened(value["path"]).read(value["id"], self.feature)
 
@@ -221,6 +220,6 @@ def _array(id: str, name: str, column: Any, row: int) -> NDArray[Any]:
     return array.reshape(shape)
 
 
-def _is_list(type_: Any) -> bool:
+def _is_list(type_: object) -> bool:
     kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     return any(is_kind(type_) for is_kind in kinds)

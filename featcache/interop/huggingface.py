@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from featcache.errors import ComputeError, ConfigError, MissingDependencyError, describe, nearest
-from featcache.interop.audio import AudioRows, Clip, as_float32
+from featcache.interop.utterances import AudioRows, Clip, as_float32
 
 if TYPE_CHECKING:
     from distributed import Client

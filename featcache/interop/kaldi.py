@@ -21,13 +21,13 @@ import shutil
 import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.container_files import sync_directory, sync_file
 from featcache.errors import ConfigError, FeatureError
+from featcache.interface import Array
 from featcache.stats import FeatureStats
 from featcache.tables.table import FeatureTable
 
@@ -120,7 +120,7 @@ class _Export:
             sync_file(file)
         return offsets
 
-    def _kaldis(self, id: str) -> NDArray[Any]:
+    def _kaldis(self, id: str) -> Array:
         """Return the array of an utterance in a dtype of Kaldi's."""
         array = self._table.read(id, self._feature, copy=False)
         what = f"{self._feature!r} of {id!r}, {array.dtype} of shape {array.shape},"
@@ -161,7 +161,7 @@ class _Export:
             sync_file(file)
 
 
-def _object(array: NDArray[Any]) -> bytes:
+def _object(array: Array) -> bytes:
     """Return an array as Kaldi writes it in binary."""
     if array.dtype.kind == "i":
         pairs = np.empty(len(array), [("size", "u1"), ("value", "<i4")])

@@ -40,6 +40,7 @@ from featcache.format.files import from_storage
 from featcache.format.journal import read_journal
 from featcache.format.manifest import NAME, PARTS, BuildState, Manifest, read_manifest
 from featcache.format.part import list_parts, part_directories, read_part, sealed_in
+from featcache.interface import Array
 from featcache.interop.in_caches import opened
 from featcache.reading.unpublished import Unpublished, count_unpublished
 from featcache.store import open_features
@@ -139,7 +140,7 @@ class FeatcacheWriter(FeaturesWriter):  # type: ignore[misc]
         """Whether this writer has written an array of this id."""
         return id in self._new
 
-    def write(self, key: str, value: NDArray[Any]) -> str:
+    def write(self, key: str, value: Array) -> str:
         """Store an array, and return its storage key; raises what `CacheWriter.write` raises.
 
         In a cache that is gone on with, it takes the place of one of an earlier run.
@@ -215,7 +216,7 @@ class FeatcacheWriter(FeaturesWriter):  # type: ignore[misc]
                     raise
                 time.sleep(_PAUSE_S)
 
-    def _begin(self, first: NDArray[Any]) -> None:
+    def _begin(self, first: Array) -> None:
         """Open the cache, declared as the first array is."""
         axis = 0 if first.ndim else None
         made = self._declared or FeatureStorageConfig(
@@ -238,7 +239,7 @@ class FeatcacheWriter(FeaturesWriter):  # type: ignore[misc]
         self._beside = Unpublished(place, self._part.features)
         _writing[str(self._path)] = self
 
-    def _has(self, id: str, array: NDArray[Any]) -> bool:
+    def _has(self, id: str, array: Array) -> bool:
         """Whether an earlier run stored this array; another one in its place is deleted."""
         assert self._feature is not None
         assert self._cache is not None
@@ -370,7 +371,7 @@ class FeatcacheReader(FeaturesReader):  # type: ignore[misc]
 
     def read(
         self, key: str, left_offset_frames: int = 0, right_offset_frames: int | None = None
-    ) -> NDArray[Any]:
+    ) -> Array:
         """Return a copy of an array, or of some of its frames; raises as `cache.read` does."""
         feature, _, id = key.partition("/")
         frames = slice(left_offset_frames, right_offset_frames)
@@ -383,7 +384,7 @@ class FeatcacheReader(FeaturesReader):  # type: ignore[misc]
         return _read(self._path, feature, id, frames)
 
 
-def _read(path: str, feature: str, id: str, frames: slice = slice(None)) -> NDArray[Any]:
+def _read(path: str, feature: str, id: str, frames: slice = slice(None)) -> Array:
     """Read from the generation, or else what lies beside it; raises as `cache.read` does."""
     try:
         cache = opened(path)
@@ -401,7 +402,7 @@ def _read(path: str, feature: str, id: str, frames: slice = slice(None)) -> NDAr
         return found[frames]
 
 
-def _unpublished(path: str, feature: str, id: str) -> NDArray[Any] | None:
+def _unpublished(path: str, feature: str, id: str) -> Array | None:
     """Return an array that is stored and that no generation holds yet; None if there is none."""
     place = set_of(Path(path).absolute(), feature)
     with suppress(NotACacheError):
@@ -416,7 +417,7 @@ def _beside(place: Path, made_from: str) -> Unpublished:
     return Unpublished(place, read_manifest(place).declared)
 
 
-def _stored(beside: Unpublished, manifest: Manifest, id: str, feature: str) -> NDArray[Any] | None:
+def _stored(beside: Unpublished, manifest: Manifest, id: str, feature: str) -> Array | None:
     with _looking:
         beside.look(manifest)
         found = beside.read(id)

@@ -41,8 +41,7 @@ from featcache.format.files import check_id, check_own_directory, explained
 from featcache.format.index import Stamps
 from featcache.interface import Array
 from featcache.lazy.arguments import Call
-from featcache.lazy.computed_again import StoredAgain, TwiceComputed
-from featcache.lazy.live_cache import ABSENT, CURE, LiveCache, MadeFrom
+from featcache.lazy.live_cache import ABSENT, CURE, LiveCache, MadeFrom, StoredAgain, TwiceComputed
 from featcache.lazy.results import Results, as_read_back, declared_for, exactly_read_back
 from featcache.writing.arrays import check_features, to_storage
 from featcache.writing.background import nothing

@@ -23,7 +23,7 @@ from featcache.loading.memory import Allocate, Shape, fresh, worker_memory
 from featcache.reading.containers import Containers, Wanted
 from featcache.reading.feature_arrays import memory_for
 from featcache.reading.opening import CachePath
-from featcache.tables.numbering import Numbering, require_rows_of, within_table
+from featcache.samplers.batches import Numbering, require_rows_of, within_table
 from featcache.tables.table import FeatureTable
 from featcache.tables.times import Seconds, frames_of
 

@@ -336,7 +336,7 @@ def missing_from(opened: Generation, feature: str) -> list[str]:
     return _missing(mine, opened.sets)
 
 
-def joined_mapping(mappings: Mapping[str, Mapping[str, object]]) -> dict[str, Any]:
+def joined_mapping(mappings: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
     """Join objects of several sets: keys that are alike in all as they are, others by set.
 
     >>> joined_mapping({"a": {"gain": 1, "rate": 8}, "b": {"gain": 2, "rate": 8}})

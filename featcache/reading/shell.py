@@ -394,7 +394,7 @@ class RemoteCache:
             return {}
 
 
-def _name(content: Mapping[str, Any]) -> str:
+def _name(content: Mapping[str, object]) -> str:
     """Return the name of the generation of a manifest."""
     return within(str(content["index"]).removeprefix("index-").removesuffix(".columns"), 1)
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from featcache.interface import Ints
-from featcache.report_page.annotated import Groups, Quantity, TextLengths
 from featcache.report_page.charts import (
     Axis,
     Html,
@@ -26,15 +25,18 @@ from featcache.report_page.charts import (
     short,
 )
 from featcache.report_page.facts import BUCKETS
-from featcache.report_page.lengths import (
+from featcache.report_page.histograms import (
     BATCH,
     LENGTH_BINS,
+    Groups,
     Histogram,
     LengthCounts,
+    Quantity,
+    TextLengths,
     histogram,
     nice_edges,
 )
-from featcache.report_page.lengths import BUCKETS as BUCKET_NUMBERS
+from featcache.report_page.histograms import BUCKETS as BUCKET_NUMBERS
 from featcache.report_page.rules import odd_dims
 from featcache.report_page.values import FeatureValues, Floats
 from featcache.report_page.view import (

@@ -13,8 +13,7 @@ from featcache.errors import CacheError, CorruptCacheError
 from featcache.interface import Ints, storage_dtype
 from featcache.reading.generation import Generation
 from featcache.reading.opening import open_again
-from featcache.report_page.annotated import Annotations, annotations_of
-from featcache.report_page.lengths import BATCH, LengthCounts
+from featcache.report_page.histograms import BATCH, Annotations, LengthCounts, annotations_of
 from featcache.report_page.rules import Oddity, odd_dims, oddities
 from featcache.report_page.values import (
     Chosen,

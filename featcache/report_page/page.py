@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from featcache.report_page import distributions, odd_ones, sections, storage
+from featcache.report_page import distributions, sections
 from featcache.report_page.charts import Html, element, joined, nbytes, number, percent_text
 from featcache.report_page.facts import CacheFacts, Finding, differences_of, findings
 from featcache.report_page.values import Sample
@@ -145,7 +145,7 @@ def _sections(
     changed: Mapping[str, Sequence[str]],
 ) -> list[Html]:
     places = {view.place: found[view.place] for view in views}
-    rows = {view.place: odd_ones.odd_rows(view.facts) for view in views}
+    rows = {view.place: sections.odd_rows(view.facts) for view in views}
     made: list[tuple[str, str, str, Callable[[View], Html]]] = [
         ("first", "Look at first", "What a person should see before training; worst first.",
          lambda view: sections.look_first(view, places[view.place])),
@@ -155,11 +155,11 @@ def _sections(
         ("values", "Values", "Whether a dimension is dead or shifted.", distributions.values),
         ("odd", "Odd ones",
          "Utterances that differ from the rest; the rules are at the end of the page.",
-         lambda view: odd_ones.odd(view, rows[view.place], pictures, seed)),
+         lambda view: sections.odd(view, rows[view.place], pictures, seed)),
         ("annotations", "Who and what", "Who dominates, and whether texts fit their lengths.",
          distributions.who_and_what),
         ("storage", "Storage", "Where the bytes are, and what other ways would take.",
-         storage.storage),
+         sections.storage),
         ("made-from", "Made from",
          "What makes it stale where it changes, and what explains it.", sections.made_from),
     ]  # fmt: skip

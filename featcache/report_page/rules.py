@@ -12,7 +12,7 @@ import numpy as np
 
 from featcache.declaration import FEW_FRAMES, FrameTimes
 from featcache.interface import Ints
-from featcache.report_page.annotated import Annotations
+from featcache.report_page.histograms import Annotations
 from featcache.report_page.values import FeatureValues, Floats
 from featcache.tables.table import FeatureTable
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from featcache.report_page.charts import Html, element, joined
 from featcache.report_page.facts import CacheFacts
-from featcache.report_page.lengths import histogram, length_edges
+from featcache.report_page.histograms import histogram, length_edges
 
 IN_FULL = 12  # features; of more, one row each
 Child = str | Iterable[str]

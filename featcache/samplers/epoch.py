@@ -17,8 +17,7 @@ from featcache._checks import number_in_state, whole_number
 from featcache.errors import ConfigError, StateError
 from featcache.format.columns import ends_of
 from featcache.interface import Ints
-from featcache.samplers.batches import Batches, EpochBatches
-from featcache.samplers.windows import WindowedBatches
+from featcache.samplers.batches import Batches, EpochBatches, WindowedBatches
 from featcache.tables.columns import mixed
 from featcache.tables.order import VERSION, Order, check_version, drawn
 

@@ -11,9 +11,8 @@ from featcache._checks import whole_number
 from featcache.errors import ConfigError
 from featcache.format.columns import ends_of
 from featcache.format.files import digest
-from featcache.samplers.batches import Batches
+from featcache.samplers.batches import Batches, Numbering
 from featcache.samplers.epoch import EpochSampler, State, shuffled_in_groups
-from featcache.tables.numbering import Numbering
 from featcache.tables.order import Order, drawn
 from featcache.tables.table import FeatureTable
 

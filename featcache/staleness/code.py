@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import io
 import linecache
 import os
 import sys
@@ -159,26 +160,33 @@ class Code(NamedTuple):
 class _File:
     """A file of source, parsed and compiled."""
 
-    text: str
+    lines: list[str]  # with their ends
     compiled: dict[str, list[CodeType]] = field(default_factory=dict)  # by qualified name
     nodes: dict[int, list[FunctionNode]] = field(default_factory=dict)  # by first line
 
     @classmethod
     def of(cls, text: str, name: str) -> _File:
+        found = cls(list(io.StringIO(text, newline="")))  # as Python splits it
         try:
             with warnings.catch_warnings():  # of source, told when it was imported
                 warnings.simplefilter("ignore")
                 tree = parsed(text)
                 code = compile(text, name, "exec", dont_inherit=True)
         except (SyntaxError, ValueError):
-            return cls(text)
-        found = cls(text)
+            return found
         for each in nested(code):
             found.compiled.setdefault(each.co_qualname, []).append(each)
         for node in ast.walk(tree):
             if isinstance(node, _DEFINED):
                 found.nodes.setdefault(_first_line(node), []).append(node)
         return found
+
+    def text_of(self, node: FunctionNode) -> str:
+        """Return `ast.get_source_segment`, which splits the whole file each time."""
+        lines = [line.encode() for line in self.lines[node.lineno - 1 : node.end_lineno]]
+        lines[-1] = lines[-1][: node.end_col_offset]  # in bytes
+        lines[0] = lines[0][node.col_offset :]
+        return b"".join(lines).decode()
 
     def find(self, code: CodeType) -> FunctionNode | None:
         for other in self.compiled.get(code.co_qualname, ()):
@@ -215,7 +223,7 @@ def code_of(function: FunctionType) -> Code:
         node = file.node(code)  # loaded by pytest or the like, which change what they load
     if node is None:
         return Code(None, "", code.co_filename)
-    return Code(node, ast.get_source_segment(file.text, node) or "", code.co_filename)
+    return Code(node, file.text_of(node), code.co_filename)
 
 
 def is_users(item: FunctionType | type) -> bool:

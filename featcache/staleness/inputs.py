@@ -301,7 +301,7 @@ class _Digest:
         self.update(b"%b%d:" % (kind, len(data)))
         self.update(data)
 
-    def _add_mapping(self, value: Mapping[Any, object]) -> None:
+    def _add_mapping(self, value: Mapping[object, object]) -> None:
         self.update(b"{%d" % len(value))
         keys = list(value)
         try:

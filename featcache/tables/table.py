@@ -30,7 +30,6 @@ from featcache.tables.columns import (
     what_keeps_nothing,
 )
 from featcache.tables.order import Order
-from featcache.tables.plots import plot_lengths, plot_stats, plot_utterance
 from featcache.tables.segments import SegmentSource, segments_of
 from featcache.tables.selection import (
     Ids,
@@ -39,7 +38,14 @@ from featcache.tables.selection import (
     chosen_rows,
     rows_of_keys,
 )
-from featcache.tables.shown import shortened, table_html, view_line
+from featcache.tables.shown import (
+    plot_lengths,
+    plot_stats,
+    plot_utterance,
+    shortened,
+    table_html,
+    view_line,
+)
 from featcache.tables.times import Align, Alignment
 
 if TYPE_CHECKING:

@@ -12,9 +12,14 @@ from featcache.format.files import explained
 from featcache.format.manifest import OWN
 from featcache.reading.opening import CachePath
 from featcache.remote import DEFAULT, RemoteOptions, RemotePlace, requests_to
-from featcache.transfer.lineage import Transfer, stored_at, strange_to_cache, strange_to_store
 from featcache.transfer.to_disk import Pull
-from featcache.transfer.to_store import Push
+from featcache.transfer.to_store import (
+    Push,
+    Transfer,
+    stored_at,
+    strange_to_cache,
+    strange_to_store,
+)
 
 __all__ = ["Transfer", "pull", "push", "sync"]
 KEPT = "what is there already is kept: try again"

@@ -15,11 +15,10 @@ import os
 import shutil
 import stat
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from featcache._progress import bar
 from featcache.container_files import sync_directory, sync_file, write_durably
@@ -55,17 +54,19 @@ from featcache.reading.generation import Generation
 from featcache.reading.opening import damage_of
 from featcache.reading.verify import ContainerPages, Damage, page_damage, raise_damage
 from featcache.remote import PIECE_BYTES, Requests
-from featcache.transfer.lineage import (
+from featcache.transfer.to_store import (
     StoredManifest,
     Transfer,
     history_there,
+    is_stored,
+    kept_manifests,
     manifests_at,
     note_history,
+    pages_of_list,
     require_own,
     stored_at,
     stored_set,
 )
-from featcache.transfer.to_store import is_stored, kept_manifests, pages_of_list
 from featcache.writing.held import HeldCache, remove_superseded, write_readme
 from featcache.writing.sets import PATIENCE_S
 
@@ -284,9 +285,9 @@ class Pull:
                     ahead.append((file, begin, end, answer))
                     nbytes_ahead += end - begin
                     while len(ahead) == MOST_AHEAD or nbytes_ahead > MOST_AHEAD_BYTES:
-                        nbytes_ahead -= _write_first(ahead, shown)
+                        nbytes_ahead -= _write_first(ahead, shown.update)
             while ahead:
-                _write_first(ahead, shown)
+                _write_first(ahead, shown.update)
 
     def _link(self, names: Collection[str]) -> None:
         """Give files of the cache a second name beside those that were fetched."""
@@ -445,11 +446,11 @@ class _File:
 _Ahead = deque[tuple[_File, int, int, Future[memoryview]]]
 
 
-def _write_first(ahead: _Ahead, shown: Any) -> int:
+def _write_first(ahead: _Ahead, written: Callable[[int], object]) -> int:
     """Write the piece that was asked for first, and return its size."""
     file, begin, end, answer = ahead.popleft()
     file.write(begin, answer.result())
-    shown.update(end - begin)
+    written(end - begin)
     return end - begin
 
 

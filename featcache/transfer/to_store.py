@@ -1,24 +1,50 @@
-"""Pushing: the files of a generation, those that a store lacks, then the manifest."""
+"""Pushing, and what a store holds of a cache: its manifests, and which generation comes from which.
+
+Of a generation, the files that a store lacks are sent, then the manifest. Generations have no names
+that tell where they come from. So each push leaves beside the manifest, under its `write_id`, those
+of the manifests that the cache had before when it was pushed or pulled; the cache keeps the same
+list. Each feature set has its own.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from featcache._cached import cached_property
 from featcache._progress import bar
+from featcache.container_files import write_durably
 from featcache.container_files.lock import FILES as LOCK_FILES
 from featcache.errors import CacheError, CorruptCacheError
-from featcache.format.feature_sets import PUSHED, pushed_file, set_prefix
-from featcache.format.files import open_there, pack_for_readers, remedy
+from featcache.format.feature_sets import (
+    PUSHED,
+    last_edits,
+    pushed_file,
+    pushed_sets,
+    set_directories,
+    set_names,
+    set_prefix,
+)
+from featcache.format.files import (
+    NOT_AS_WRITTEN,
+    natural,
+    newer,
+    open_there,
+    pack_for_readers,
+    read_as,
+    remedy,
+    unpack_json,
+    within,
+)
 from featcache.format.index import container_digest, pages_of
 from featcache.format.manifest import (
+    FORMAT_VERSION,
     NAME,
     OWN,
     PARTS,
@@ -31,20 +57,196 @@ from featcache.format.manifest import (
 )
 from featcache.reading.generation import Generation
 from featcache.remote import PIECE_BYTES, PIECES_AT_ONCE, Requests
-from featcache.transfer.lineage import (
-    MANY,
-    StoredManifest,
-    Transfer,
-    history_file,
-    history_here,
-    history_there,
-    manifests_at,
-    note_history,
-    packed,
-    require_own,
-    stored_at,
-    strange_to_cache,
-)
+
+PUSHED_LISTS = "work-pushed"  # the lists: in a store a directory, in a cache a file, `.json`
+MANY = 1000  # names that a store lists in one answer
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The files that a push or a pull copied, or would copy, and those that were there already.
+
+    >>> print(Transfer("push", files=3, nbytes=2_000_000, skipped=1, requests=5))
+    3 files of 2.0 MB in 5 requests; 1 was there already
+    """
+
+    verb: str  # "push" or "pull"
+    files: int
+    nbytes: int
+    skipped: int
+    requests: int
+
+    def __str__(self) -> str:
+        there = f"{self.skipped} {'was' if self.skipped == 1 else 'were'} there already"
+        return (
+            f"{self.files} file{'' if self.files == 1 else 's'} of {self.nbytes / 1e6:.1f} MB "
+            f"in {self.requests} requests; {there}"
+        )
+
+
+@dataclass(frozen=True)
+class StoredManifest:
+    """A manifest in a store, of a cache or of a set of it.
+
+    Args:
+        manifest: what it says.
+        data: as it stands in a directory, without the names of the manifests of sets.
+        etag: of the object.
+        sets: of a cache, the `write_id`s of the manifests of all sets, by name.
+    """
+
+    manifest: Manifest
+    data: bytes
+    etag: str | None
+    sets: Mapping[str, str]
+
+
+def stored_at(requests: Requests, name: str = NAME) -> StoredManifest | None:
+    """Return the manifest that a store has under a name; None where there is none.
+
+    Raises `CorruptCacheError` for what is no manifest, `CacheError` for one that does not name
+    those of its sets.
+    """
+    try:
+        found = requests.whole(name)
+    except FileNotFoundError:
+        return None
+    if found is None:
+        return None
+    where = f"'{requests.place.url}/{name}'"
+    content = unpack_json(found[0], where)
+    try:
+        if not isinstance(content, dict) or content["format"] != "featcache":
+            raise ValueError("it is no manifest")
+        if natural(content["version"]) > FORMAT_VERSION:
+            raise newer(where, f"version {content['version']} of the format")
+        manifest = read_as(Manifest, content | {"others": {}})
+        sets = pushed_sets(content) if PUSHED in content else {}
+        for each in (manifest.write_id, manifest.name):
+            within(each, 1)
+    except NOT_AS_WRITTEN as error:
+        raise CorruptCacheError(f"{where} is damaged: {error!r}") from error
+    if name == NAME and SETS in manifest.requires and PUSHED not in content:
+        raise CacheError(
+            f"{requests.place.url} has feature sets, and no push has put it there: read it by its "
+            "URL, copy it as it came there, or push to another URL"
+        )
+    data = found[0]
+    if PUSHED in content:
+        data = pack_for_readers({key: each for key, each in content.items() if key != PUSHED})
+    return StoredManifest(manifest, data, found[1], {OWN: manifest.write_id, **sets})
+
+
+def stored_set(requests: Requests, there: StoredManifest, name: str) -> StoredManifest:
+    """Return the manifest of a set of a cache in a store; of the cache's own, `there` itself."""
+    if name == OWN:
+        return there
+    file = pushed_file(name, there.sets[name])
+    found = stored_at(requests, file)
+    if found is None or found.manifest.write_id != there.sets[name]:
+        raise CorruptCacheError(f"{requests.place.url} lacks {file!r}; push it again")
+    return found
+
+
+def manifests_at(path: Path) -> dict[str, Manifest]:
+    """Return the manifests of a cache's sets, by name, as they are at one moment."""
+    while True:
+        own = read_manifest(path)
+        names = set_names(path, own)
+        if names is None:
+            return {OWN: own}
+        edits, directories = last_edits(path), set_directories(path, names)
+        found = {name: read_manifest(directories[name]) for name in (OWN, *names)}
+        if last_edits(path) == edits:
+            return found
+
+
+def require_own(what: str, manifest: Manifest) -> None:
+    """Raise `CacheError` for a cache that lies elsewhere in part."""
+    if any(part.adopted is not None for part in manifest.parts):
+        raise CacheError(
+            f"{what} has adopted sources, which stay where they are; copy them into a cache first: "
+            "featcache.convert"
+        )
+
+
+# Which generation comes from which.
+
+
+def history_here(path: Path, manifest: Manifest) -> list[str]:
+    """Return the `write_id`s that a cache is known to have had before, the first one first."""
+    found: list[str] = []
+    with suppress(OSError, *NOT_AS_WRITTEN):
+        found += read_as(tuple[str, ...], json.loads((path / f"{PUSHED_LISTS}.json").read_bytes()))
+    for name in sorted({manifest.previous, *manifest.tags.values()} - {None}, key=str):
+        with suppress(CacheError, OSError):
+            found.append(read_manifest(path, manifest_file(str(name))).write_id)
+    return found
+
+
+def note_history(path: Path, history: list[str]) -> None:
+    """Keep, in a cache, the `write_id`s that it had."""
+    write_durably(path / f"{PUSHED_LISTS}.json", packed(history))
+
+
+def history_there(requests: Requests, name: str, write_id: str) -> list[str]:
+    """Return the `write_id`s that a generation of a set in a store is known to come from."""
+    with suppress(FileNotFoundError, *NOT_AS_WRITTEN):
+        found = requests.whole(history_file(name, write_id))
+        return [*read_as(tuple[str, ...], json.loads(found[0]))] if found else []
+    return []
+
+
+def history_file(name: str, write_id: str) -> str:
+    """Return where a store keeps what a generation of a set comes from."""
+    return f"{set_prefix(name)}{PUSHED_LISTS}/{write_id}.json"
+
+
+def packed(history: list[str]) -> bytes:
+    """Return the bytes of a list of `write_id`s."""
+    return json.dumps([*dict.fromkeys(history)]).encode()
+
+
+def strange_to_cache(
+    path: Path, here: Mapping[str, Manifest], requests: Requests, there: StoredManifest
+) -> str | None:
+    """Return a generation in a store that the cache does not come from; None if from all."""
+    for name, write_id in there.sets.items():
+        mine = here.get(name)
+        if mine is None or mine.write_id != write_id:
+            theirs = stored_set(requests, there, name).manifest
+            # a later one is none, though a copy of before may know it
+            known = mine is not None and theirs.generation <= mine.generation
+            if (
+                mine is None
+                or not known
+                or write_id not in history_here(path / set_prefix(name), mine)
+            ):
+                return _named(name, theirs.name)
+    return None
+
+
+def strange_to_store(
+    here: Mapping[str, str], requests: Requests, there: StoredManifest
+) -> str | None:
+    """Return a set of a cache of which the store does not come from what it has; None if of none.
+
+    `here` are the `write_id`s of its manifests.
+    """
+    for name, write_id in here.items():
+        theirs = there.sets.get(name)
+        if theirs is None or (
+            theirs != write_id and write_id not in history_there(requests, name, theirs)
+        ):
+            return name
+    return None
+
+
+def _named(name: str, generation: str) -> str:
+    return f"{generation!r}" if name == OWN else f"{generation!r} of feature set {name!r}"
+
+
+# Pushing: the files of a generation, those that a store lacks, then the manifest.
 
 MOST_AHEAD = 32  # files that are sent at a time
 MOST_AHEAD_BYTES = 96 << 20  # of memory
@@ -141,7 +343,7 @@ class Push:
             with suppress(OSError):  # a read-only disk, whose cache does not change
                 note_history(each.directory, [*histories[each.name], each.manifest.write_id])
         with bar(f"push {self._path.name}", done.nbytes) as shown:
-            self._upload(files, shown)
+            self._upload(files, shown.update)
         for answer in [self._requests.put(file, data) for file, data in small.items()]:
             answer.result()
         if is_new:
@@ -214,19 +416,19 @@ class Push:
     def _container_digests(self) -> Mapping[str, str]:
         return {name: digest for each in self._sets for name, digest in each.digests()}
 
-    def _upload(self, files: Mapping[str, int], shown: Any) -> None:
-        """Send files, some at a time; after an error no more are begun."""
+    def _upload(self, files: Mapping[str, int], sent: Callable[[int], object]) -> None:
+        """Send files, some at a time, and tell their sizes; after an error no more are begun."""
         under_way: deque[tuple[int, int, Future[None]]] = deque()
         ahead = 0
         for name, size in files.items():
             memory = min(size, MEMORY_BYTES)
             while under_way and (len(under_way) == MOST_AHEAD or ahead + memory > MOST_AHEAD_BYTES):
-                ahead -= _sent(under_way, shown)
+                ahead -= _send_first(under_way, sent)
             answer = self._requests.put(name, self._path / name, self._digest(name))
             under_way.append((size, memory, answer))
             ahead += memory
         while under_way:
-            _sent(under_way, shown)
+            _send_first(under_way, sent)
 
     def _publish(self, etag: str | None) -> None:
         """Put the manifest where the one with an ETag is; a lost answer is looked up.
@@ -253,10 +455,13 @@ class Push:
                     raise CacheError(f"{requests.place.url}: nothing was published") from error
 
 
-def _sent(under_way: deque[tuple[int, int, Future[None]]], shown: Any) -> int:
+def _send_first(
+    under_way: deque[tuple[int, int, Future[None]]], sent: Callable[[int], object]
+) -> int:
+    """Wait for the file that was begun first, and return its bytes in memory."""
     size, memory, answer = under_way.popleft()
     answer.result()
-    shown.update(size)
+    sent(size)
     return memory
 
 

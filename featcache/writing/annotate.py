@@ -75,7 +75,7 @@ class ArrowTable(Protocol):
     def column_names(self) -> list[str]:
         """Names of the columns."""
 
-    def to_batches(self) -> Iterable[Any]:
+    def to_batches(self) -> Iterable[object]:
         """Return batches of rows, each with `to_pylist`."""
 
 

@@ -16,8 +16,6 @@ import torch
 from collect_stats_helpers import Model, Provider, assert_collected, calls, collect, files_of
 from distributed import get_worker
 
-from featcache.espnet import shard_maker
-
 TWO = {"env": "local", "n_workers": 2}
 SIZE = 24  # in two shards
 AT = 5  # the utterance of the first one at which something happens
@@ -77,7 +75,7 @@ def cut_off_while_it_works_on(folder: Path) -> None:
 def test_a_worker_that_is_lost_in_the_middle_of_a_shard_leaves_nothing_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deed: Callable[[Path], None]
 ) -> None:
-    monkeypatch.setattr(shard_maker, "MOST_SHARDS", 2)
+    monkeypatch.setattr("featcache.espnet.runner.MOST_SHARDS", 2)
     provider = StruckProvider(tmp_path / "run", deed)
     collect(provider, SIZE, batch_size=1, parallel=TWO, write_collected_feats=True)
     assert (provider.folder / "struck").exists()

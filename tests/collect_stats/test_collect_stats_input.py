@@ -14,7 +14,7 @@ import torch
 from collect_stats_helpers import Model, Provider, Utterances, collect, speech_of
 
 from featcache.errors import ConfigError, DuplicateIdError, FeatureError
-from featcache.espnet import CollectStatsRunner, CommonCollateFn, shard_maker
+from featcache.espnet import CollectStatsRunner, CommonCollateFn
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_collate_function_that_drops_utterances_is_refused(folder: Path) -> No
 def test_frames_of_another_shape_are_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, shards: int, text: str
 ) -> None:
-    monkeypatch.setattr(shard_maker, "MOST_SHARDS", shards)
+    monkeypatch.setattr("featcache.espnet.runner.MOST_SHARDS", shards)
 
     class Changing(Model):
         def collect_feats(  # type: ignore[override]

@@ -18,7 +18,7 @@ import featcache
 from featcache import FeatureStorage, FeatureStorageConfig, unpad
 from featcache.errors import ComputeError, ConfigError, NotACacheError, StaleCacheError
 from featcache.extraction.checking import read_probe
-from featcache.extraction.dataset_batches import DatasetBatches, Loading
+from featcache.extraction.computation import DatasetBatches, Loading
 from featcache.format.manifest import read_manifest
 
 

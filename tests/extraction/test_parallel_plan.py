@@ -32,7 +32,7 @@ from featcache.errors import (
     DuplicateIdError,
 )
 from featcache.extraction import fill
-from featcache.extraction.dataset_batches import wanted_batches
+from featcache.extraction.computation import wanted_batches
 from featcache.extraction.datasets import IdNumbers
 from featcache.extraction.on_workers import RunSettings, TaskRunner, _some_of
 from featcache.extraction.run import check_lengths, cut, digest_of, longest_first

@@ -21,8 +21,8 @@ from featcache.errors import ComputeError, ConfigError
 datasets = pytest.importorskip("datasets")
 lhotse = pytest.importorskip("lhotse")
 parquet = pytest.importorskip("pyarrow.parquet")
-from featcache.interop.audio import Clip  # noqa: E402
 from featcache.interop.huggingface import cutset_from_huggingface  # noqa: E402
+from featcache.interop.utterances import Clip  # noqa: E402
 
 INFO: dict[str, Any] = {"audio": lambda row: row["audio"]["array"], "text": lambda row: row["text"]}
 

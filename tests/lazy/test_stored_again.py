@@ -15,7 +15,6 @@ from torch_loaders import read_all
 
 import featcache
 from featcache.errors import StaleCacheError
-from featcache.lazy import computed_again
 
 IDS = [f"u{number}" for number in range(8)]
 
@@ -124,7 +123,7 @@ def test_four_results_are_computed_again(way: Any, computing: Computing, tmp_pat
 def test_of_results_that_take_long_one_is_computed_again(
     computing: Computing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(computed_again, "PROBE_S", 0.0)
+    monkeypatch.setattr("featcache.lazy.live_cache.PROBE_S", 0.0)
     fill(through, computing, tmp_path / "cache")
     computing.set(1.0)
     read = through(computing, tmp_path / "cache")

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 import featcache
 from featcache import FeatureDataset, FeatureLoader, FeatureTable
 from featcache.errors import ConfigError, StateError
-from featcache.samplers import BucketBatchSampler, PackedBatchSampler, windows
+from featcache.samplers import BucketBatchSampler, PackedBatchSampler
 from featcache.samplers.shuffled import PlainBatchSampler
 
 KINDS = ("once", "part", "often", "weighted")
@@ -250,8 +250,8 @@ def test_a_mix_of_many_rows_is_batched_window_by_window(
     others: int,
     stop: float,
 ) -> None:
-    monkeypatch.setattr(windows, "MOST_AT_ONCE", 1500)
-    monkeypatch.setattr(windows, "WINDOW", 700)
+    monkeypatch.setattr("featcache.samplers.batches.MOST_AT_ONCE", 1500)
+    monkeypatch.setattr("featcache.samplers.batches.WINDOW", 700)
     table, rows, states = mixes["many"], [], []
     for sampler in samplers_of(table, ranks, 2):
         rows += [row for batch in islice(sampler, int(stop * len(sampler))) for row in batch]

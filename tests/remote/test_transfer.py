@@ -560,7 +560,7 @@ def test_a_cache_on_a_read_only_disk_is_pushed(
     def refused(path: Path, data: bytes) -> None:
         raise OSError(errno.EROFS, "read-only", str(path))
 
-    monkeypatch.setattr("featcache.transfer.lineage.write_durably", refused)
+    monkeypatch.setattr("featcache.transfer.to_store.write_durably", refused)
     push(tmp_path / "c", f"{bucket}/train", remote=how)
     assert len(featcache.open(f"{bucket}/train", remote=how)) == 3
 

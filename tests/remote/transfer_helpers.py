@@ -18,7 +18,7 @@ from featcache.format.feature_sets import every_directory
 from featcache.format.manifest import read_manifest
 from featcache.remote import RemoteOptions
 from featcache.transfer import Transfer, pull, push
-from featcache.transfer.lineage import note_history
+from featcache.transfer.to_store import note_history
 
 Values = dict[str, float]
 

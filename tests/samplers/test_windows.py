@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from featcache.errors import ConfigError, StateError
 from featcache.interface import Ints
-from featcache.samplers import BucketBatchSampler, PackedBatchSampler, windows
+from featcache.samplers import BucketBatchSampler, PackedBatchSampler
 
 LENGTHS = np.random.default_rng(0).integers(10, 400, 3000)
 
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "MOST_AT_ONCE", 1500)
-    monkeypatch.setattr(windows, "WINDOW", 700)
+    monkeypatch.setattr("featcache.samplers.batches.MOST_AT_ONCE", 1500)
+    monkeypatch.setattr("featcache.samplers.batches.WINDOW", 700)
 
 
 def sampler_of(lengths: Ints = LENGTHS, **options: Any) -> BucketBatchSampler:
@@ -113,7 +113,7 @@ def test_lengths_that_are_not_drawn_alike_keep_their_number_of_batches() -> None
 
 def test_a_state_of_an_epoch_without_windows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     state = sampler_of().state_dict()
-    monkeypatch.setattr(windows, "MOST_AT_ONCE", 5000)
+    monkeypatch.setattr("featcache.samplers.batches.MOST_AT_ONCE", 5000)
     with pytest.raises(StateError, match="window"):
         sampler_of().load_state_dict(state)
 

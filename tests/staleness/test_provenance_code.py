@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
+import importlib.util
 import os
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import torch
 
 from featcache.format.fingerprint import canonical, differences
 from featcache.staleness import modules as described
+from featcache.staleness.code import code_of
 from featcache.staleness.follow import Follower
 from featcache.staleness.provenance import Provenance, provenance
 from featcache.staleness.values import Values
@@ -358,3 +361,23 @@ def test_objects_that_are_read_as_a_whole_count_with_all_attributes(
     for bank in (BANK, OF_BANK.bank):
         monkeypatch.setattr(bank, "mels", 80)
     assert provenance(WHOLES[kind]).fingerprint({}) != before
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_the_text_of_a_function_is_what_stands_in_its_file(tmp_path: Path, end: str) -> None:
+    source = (
+        "# ä\n\fdef plain(a):  # ü\n    'ö'\n    return a\n"
+        "é = 'é'; inline = lambda x: 'ß' + x; after = 1\n"
+        "def outer():\n    text = '''\n  \x0b ç'''\n    return text, lambda: '\u2028'\n"
+    )
+    path = tmp_path / "texts_of_functions.py"
+    path.write_bytes(source.replace("\n", end).encode())
+    spec = importlib.util.spec_from_file_location("texts_of_functions", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for function in (module.plain, module.inline, module.outer, module.outer()[1]):
+        found = code_of(function)
+        assert found.tree is not None
+        assert found.text == ast.get_source_segment(source, found.tree)
