@@ -29,7 +29,9 @@ from featcache.remote import (
     Requests,
     files,
     io,
+    pages_at,
     ranges,
+    requests_to,
 )
 from featcache.remote import pages as module
 from featcache.remote.io import Ask, Told
@@ -529,3 +531,32 @@ def test_requests_of_one_plan_do_not_overlap_when_they_are_widened(
         assert len(asked) == 2
         assert asked[0][0] <= size - 20_000
         assert asked[0][1] <= asked[1][0] <= size - 10_000 < asked[1][1]
+
+
+def test_threads_that_ask_at_once_share_requests_and_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, place = threading.Barrier(2), RemotePlace("http://nowhere/both")
+    plain, turn = Requests.__init__, threading.Lock()
+    made: list[Requests] = []
+
+    def slow(self: Requests, place: RemotePlace) -> None:
+        plain(self, place)
+        with turn:
+            made.append(self)
+        time.sleep(0.1)
+
+    def ask() -> None:
+        both.wait()
+        found.append((requests_to(place), pages_at(str(tmp_path), 1, 1)))
+
+    monkeypatch.setattr(Requests, "__init__", slow)
+    found: list[tuple[Requests, Pages]] = []
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    requests_to.cache_clear()
+    assert len(made) == 1
+    assert found[0] == found[1]
