@@ -164,6 +164,42 @@ def test_a_request_that_could_not_begin_is_begun_by_the_next_read(
     assert set(out.tolist()) == {7}
 
 
+@pytest.mark.parametrize("way", ["prefetch", "read"])
+def test_ctrl_c_in_one_thread_is_no_error_of_another_that_wants_the_same_bytes(
+    way: str, pages: Pages
+) -> None:
+    files, out = files_of(asked := Asked(), pages), np.zeros(10, np.uint8)
+    found: Future[object] = Future()
+
+    def read() -> None:
+        try:
+            files.read_into(0, 0, out)
+            found.set_result(None)
+        except BaseException as error:
+            found.set_result(type(error))
+
+    other = threading.Thread(target=read, daemon=True)
+
+    def interrupted(asks: Sequence[Ask]) -> None:
+        asked.ask = plain  # type: ignore[method-assign]
+        other.start()
+        time.sleep(0.1)  # it waits by now, for whatever it does
+        raise KeyboardInterrupt
+
+    plain, asked.ask = asked.ask, interrupted  # type: ignore[method-assign]
+    ask: dict[str, Callable[[], None]] = {
+        "prefetch": lambda: files.prefetch([(0, 0, 10)]),
+        "read": lambda: files.read_into(0, 0, np.zeros(10, np.uint8)),
+    }
+    with pytest.raises(KeyboardInterrupt):
+        ask[way]()
+    while not asked.asked and not found.done():
+        time.sleep(0.001)
+    asked.answer()
+    assert found.result(timeout=5) is None
+    assert set(out.tolist()) == {7}
+
+
 def test_who_reads_on_after_an_error_waits_for_nothing_that_was_asked_before(pages: Pages) -> None:
     asked = Asked()
     files = files_of(asked, pages)
