@@ -186,6 +186,14 @@ class _Threads:
                 raise
             self._turn.notify(len(jobs))
 
+    def do_next(self, job: _Job) -> None:
+        """Give a job to a thread before those that wait, unless the interpreter is ending."""
+        with self._turn, suppress(RuntimeError):  # no more threads: the next that is free does it
+            if not self._is_ending:
+                self._jobs.appendleft(job)
+                self._start_some()
+                self._turn.notify()
+
     def end(self) -> list[threading.Thread]:
         """Give up the jobs that wait; return the threads, which end without one."""
         with self._turn:
@@ -428,15 +436,17 @@ class Requests:
 
     def _answer(self, ask: Ask, error: BaseException | None = None) -> None:
         """Answer what is asked for, unless another request for it was faster, or with an error."""
-        if error is not None:
-            ask.told(error)
+        if ask.is_told:
             return
-        if not ask.began:
-            ask.began = time.perf_counter()
-            self._waiting[ask] = None
-            if not self._is_watched:
-                self._watch()
-        found = _done(partial(self._some, ask))
+        if error is None:
+            if ask.began:
+                self._count(hedges=1)
+            else:
+                ask.began = time.perf_counter()
+                self._waiting[ask] = None
+                if not self._is_watched:
+                    self._watch()
+        found = _done(partial(self._some, ask)) if error is None else error
         self._waiting.pop(ask, None)
         with self._lock:
             is_first, ask.is_told = not ask.is_told, True
@@ -466,10 +476,7 @@ class Requests:
                 if now - ask.began <= late_s:
                     break  # those behind it began later
                 if self._waiting.pop(ask, ask) is not ask:  # it has not begun meanwhile
-                    self._count(hedges=1)
-                    again = partial(self._answer, ask)
-                    with suppress(RuntimeError):  # no thread: the first one may still come
-                        threading.Thread(target=again, name="featcache-late", daemon=True).start()
+                    self._threads.do_next(partial(self._answer, ask))
 
     def _some(self, ask: Ask) -> memoryview:
         name = ask.name
@@ -507,9 +514,12 @@ class Requests:
                 if is_first:
                     self._pace.begun(time.perf_counter() - began)
                 self._waiting.pop(ask, None)
-                data = memoryview(answer.bytes())
+                # of what another request has answered by now, no more is fetched
+                data = memoryview(b"" if ask.is_told else answer.bytes())
             except Exception as error:
-                is_last = not (is_first and isinstance(error, self._errors.GenericError))
+                is_last = (
+                    ask.is_told or not is_first or not isinstance(error, self._errors.GenericError)
+                )
                 self._count(gets=1, again=not is_last)
                 if is_last:
                     raise
