@@ -240,6 +240,22 @@ def test_feature_sets_are_pushed_read_and_pulled(
         assert len(proxy.asked) == 1
 
 
+@pytest.mark.parametrize("damaged", [b"", b"{", b'["0",{}]'])
+def test_a_damaged_copy_of_the_manifest_of_a_set_is_fetched_again(
+    damaged: bytes, bucket: str, how: RemoteOptions, tmp_path: Path
+) -> None:
+    url, how = f"{bucket}/train", replace(how, pages=tmp_path / "pages")
+    write(tmp_path / "c", range(4))
+    write(tmp_path / "c", range(4), feature="y")
+    push(tmp_path / "c", url, remote=how)
+    assert len(values(featcache.open(url, remote=how))) == 4
+    (copy,) = (tmp_path / "pages").rglob("sets/y/featcache-*.json")
+    sound = copy.read_bytes()
+    copy.write_bytes(damaged)
+    assert len(values(featcache.open(url, remote=how))) == 4
+    assert copy.read_bytes() == sound
+
+
 def test_sets_that_were_changed_on_both_sides_are_refused_by_name(
     bucket: str, how: RemoteOptions, tmp_path: Path
 ) -> None:
