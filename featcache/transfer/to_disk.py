@@ -64,6 +64,7 @@ from featcache.transfer.lineage import (
     require_own,
     stored_at,
     stored_set,
+    way_out,
 )
 from featcache.transfer.to_store import is_stored, kept_manifests, pages_of_list
 from featcache.writing.held import HeldCache, remove_superseded, write_readme
@@ -156,8 +157,8 @@ class Pull:
                 raise CacheError(
                     f"{str(self._path / set_prefix(name))!r} has a generation, which "
                     f"{there.manifest.name!r} of {self._requests.place.url} does not come from; "
-                    "pull it into a new directory, or push the one here, where that comes from the "
-                    "other"
+                    "push it where it comes from that one (`featcache sync` tells); if not, "
+                    f"{way_out(self._path, self.here, self._requests, there)}"
                 )
         files, asked = self._files(sets)
         fetched = {name for name, size in files.items() if _size(self._work / name) == size}

@@ -44,6 +44,7 @@ from featcache.transfer.lineage import (
     require_own,
     stored_at,
     strange_to_cache,
+    way_out,
 )
 
 MOST_AHEAD = 32  # files that are sent at a time
@@ -183,8 +184,9 @@ class Push:
         if strange is not None:
             raise CacheError(
                 f"{self._requests.place.url} has generation {strange}, as "
-                f"{str(self._path)!r} never had it: the one does not come from the other; push it "
-                "to another URL, or pull that one into another directory"
+                f"{str(self._path)!r} never had it, so the one here does not come from it; if it "
+                "comes from the one here, `featcache sync` pulls it; if not, "
+                f"{way_out(self._path, self._here, self._requests, there)}"
             )
 
     def _skipped(self, names: list[str]) -> Iterator[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import re
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -289,6 +291,43 @@ def test_sets_that_were_changed_on_both_sides_are_refused_by_name(
     assert len(values(featcache.open(copy))) == 4
 
 
+@pytest.mark.parametrize("way", ["push", "pull", "sync"])
+def test_what_was_changed_on_both_sides_is_brought_together_by_what_is_said(
+    way: str,
+    bucket: str,
+    how: RemoteOptions,
+    tmp_path: Path,
+    endpoint: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url, here = f"{bucket}/train", tmp_path / "his cache"
+    write(tmp_path / "a", range(4))
+    push(tmp_path / "a", url, remote=how)
+    pull(url, here, remote=how)
+    write(tmp_path / "a", range(4), feature="y")
+    push(tmp_path / "a", url, remote=how)
+    write(here, range(4), feature="z")
+    ask = {
+        "push": lambda: push(here, url, remote=how),
+        "pull": lambda: pull(url, here, remote=how),
+        "sync": lambda: sync(here, url, remote=how),
+    }
+    with pytest.raises(CacheError) as refused:
+        ask[way]()
+    typed = [
+        line for line in re.findall("`(.+?)`", str(refused.value)) if url in line or "-f" in line
+    ]
+    assert len(typed) == 4
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    for line in typed:
+        _, *words = shlex.split(line)
+        main.main([*words, "-q"], "featcache", standalone_mode=False)
+    assert featcache.open(url, remote=how).features == ("x", "y", "z")
+    assert len(values(featcache.open(url, remote=how, verify="arrays"))) == 4
+    assert featcache.open(f"{url}-here", remote=how).features == ("x", "z")
+
+
 def test_sets_that_no_push_has_put_there_are_refused(
     bucket: str, how: RemoteOptions, tmp_path: Path, endpoint: str
 ) -> None:
@@ -314,7 +353,7 @@ def test_generations_that_do_not_come_from_each_other_are_refused_by_name(
     push(tmp_path / "a", url, remote=how)
     with pytest.raises(CacheError, match="does not come"):
         push(tmp_path / "b", url, remote=how)
-    with pytest.raises(CacheError, match="new directory"):
+    with pytest.raises(CacheError, match="beside the one here"):
         pull(url, tmp_path / "b", remote=how)
     with pytest.raises(CacheError, match="each other"):
         sync(tmp_path / "b", url, remote=how)
@@ -559,7 +598,7 @@ def test_a_pull_in_place_leaves_no_part_that_comes_back(
     write(a, range(5, 6))
     sync(a, url, remote=how)
     if change == "compacted twice":
-        with pytest.raises(CacheError, match="new directory"):
+        with pytest.raises(CacheError, match="beside the one here"):
             sync(b, url, remote=how)
         assert len(featcache.open(b, verify="arrays")) == 3
         return
