@@ -552,7 +552,7 @@ class Requests:
                 break
             except Exception as error:
                 if not tries_left:
-                    raise self._told(prefix, error) from None
+                    raise self._told(prefix, error, "listed") from None
         return {name[len(self._prefix) :]: look for name, look in found.items()}
 
     def _put(self, name: str, data: bytes | Path, digest: str | None) -> None:
@@ -561,7 +561,7 @@ class Requests:
         try:
             self._obstore.put(self._store, self._prefix + name, data, attributes=attributes, **how)
         except Exception as error:
-            raise self._told(name, error) from None
+            raise self._told(name, error, "written") from None
 
     def _digest(self, name: str) -> str | None:
         try:
@@ -580,7 +580,7 @@ class Requests:
         except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
             raise FileExistsError(f"{self.place.url}/{name}") from None
         except Exception as error:
-            raise self._told(name, error) from None
+            raise self._told(name, error, "written") from None
 
     def _get(self, name: str, options: dict[str, Any]) -> Any:
         return self._obstore.get(self._store, self._prefix + name, options=options)
@@ -599,22 +599,22 @@ class Requests:
             "try again, or see whether all of the object was uploaded"
         )
 
-    def _told(self, name: str, error: Exception) -> RemoteError:
+    def _told(self, name: str, error: Exception, what: str = "read") -> RemoteError:
         """Return a typed error; of the store's own words, which may hold secrets, only a status."""
         where, errors = f"{self.place.url}/{name}", self._errors
         status = STATUS.search(str(error))
         refused = isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError)
         if refused or (status is not None and status[1] in ("401", "403")):
             return RemoteError(
-                f"{where}: the store refuses to give it (permission denied); see whether the "
-                "credentials are there, have not expired and may read the bucket, or give "
+                f"{where}: the store does not let it be {what} (permission denied); see whether "
+                "the credentials are there, have not expired and may do that there, or give "
                 "RemoteOptions(anonymous=True) for a public one"
             )
         said = f"status {status[1]}" if status else "no answer, or a broken one"
         if status is None and NO_RANGES.search(str(error)):
             said = "it may not know ranges, which are needed"
         tried = f"{self.place.options.retry_s:g} s of trying"
-        return RemoteError(f"{where} cannot be reached after up to {tried}: {said}")
+        return RemoteError(f"{where} cannot be {what} after up to {tried}: {said}")
 
 
 def _done(work: Callable[[], T]) -> T | BaseException:
