@@ -192,9 +192,13 @@ class Pages:
             if segment is None:
                 lacking.append((first, last))
                 continue
-            lacking += segment.missing(first, last)
-            at = first - number * SEGMENT_BYTES
-            out[first - begin : last - begin] = segment.bytes[at : at + last - first]
+            absent = segment.missing(first, last)
+            lacking += absent
+            for low, high in [*absent, (last, last)]:
+                # nothing is read of what is absent: on a tmpfs that is full it ends the process
+                at = first - number * SEGMENT_BYTES
+                out[first - begin : low - begin] = segment.bytes[at : at + low - first]
+                first = high
         return lacking
 
     def write(self, key: str, begin: int, data: memoryview) -> None:

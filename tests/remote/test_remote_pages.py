@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import resource
 import shutil
+import sys
 import threading
 import time
 from bisect import bisect_right
@@ -318,6 +319,21 @@ def test_a_full_disk_is_cleared_and_the_bytes_are_kept(
     put(pages, "new", nbytes=1 << 14)
     assert got(pages, "new") == ([], {7})
     assert got(pages, "old") == ([(0, 10)], {0})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="blocks of a sparse file are counted")
+def test_what_is_absent_is_not_read_either(pages: Pages) -> None:
+    file = Path("/dev/shm", f"featcache-{os.getpid()}")
+    if not file.parent.is_dir():
+        pytest.skip("there is no tmpfs, where a look at absent bytes takes room, or kills")
+    in_memory = Pages(file, 1 << 40, 0)
+    try:
+        put(in_memory, "key", 20_000)
+        before = in_memory._path("key", 0).stat().st_blocks
+        assert got(in_memory, "key", 0, 40_000) == ([(0, 20_000), (20_010, 40_000)], {0, 7})
+        assert in_memory._path("key", 0).stat().st_blocks == before
+    finally:
+        shutil.rmtree(file)
 
 
 def test_a_segment_that_others_remove_while_it_is_made_is_made_again(
