@@ -239,11 +239,9 @@ class RemoteCache:
 
         def fetch(name: str) -> bytes:
             file = pushed_file(name, names[name])
-            data = self._here(file) or self._whole(file)
+            data = self._kept(file)
             if self._content(file, data)["write_id"] != names[name]:
                 raise CorruptCacheError(f"'{self.place.url}/{file}' is damaged: it is another one")
-            if not self._here(file):
-                _write(self.directory / file, data)
             return data
 
         return dict(zip(names, self._at_once(fetch, names), strict=True))
@@ -276,15 +274,34 @@ class RemoteCache:
     def _fetch_tagged(self, prefix: str, generation: str, seen: _Seen) -> None:
         """Fetch what a tag names that a manifest has."""
         kept = prefix + manifest_file(generation)
-        if not (self.directory / kept).exists():
-            _write(self.directory / kept, self._whole(kept))
-        self._fetch_named(prefix, self._content(kept, self._here(kept)), seen)
+        self._fetch_named(prefix, self._content(kept, self._kept(kept)), seen)
+
+    def _kept(self, name: str) -> bytes:
+        """Return a manifest that never changes, fetched unless a sound one is here."""
+        data = self._here(name)
+        try:
+            self._content(name, data)
+        except CorruptCacheError:
+            data = self._whole(name)
+            self._content(name, data)
+            _write(self.directory / name, data)
+        return data
 
     def _here(self, name: str) -> bytes:
         try:
             return (self.directory / name).read_bytes()
         except OSError:
             return b""
+
+    def _is_here(self, name: str, expected: str) -> bool:
+        """Whether a file that never changes is here; of one of columns the footer is compared."""
+        if not name.endswith(".columns"):
+            return (self.directory / name).exists()
+        try:
+            with ColumnFile(self.directory, name, mapped=False, expected=expected):
+                return True
+        except (CorruptCacheError, FileNotFoundError):
+            return False
 
     def _whole(self, name: str) -> bytes:
         return cast(tuple[bytes, str], requests_to(self.place).whole(name))[0]
@@ -329,7 +346,7 @@ class RemoteCache:
         def fetch(path: str) -> None:
             self._fetch(prefix + path, sizes.get(path), str(named[path]))
 
-        lacking = [path for path in named if not (self.directory / prefix / within(path)).exists()]
+        lacking = [path for path in named if not self._is_here(prefix + within(path), named[path])]
         try:
             self._at_once(fetch, lacking)
         except CorruptCacheError:

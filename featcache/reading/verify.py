@@ -25,6 +25,7 @@ from featcache.errors import (
     CorruptCacheError,
     NotACacheError,
     RemoteError,
+    StorageFullError,
     counted,
 )
 from featcache.format.columns import ColumnFile, size_of
@@ -191,6 +192,7 @@ _PAGES_AT_ONCE = 256
 _THREADS = 2  # while one reads, the other hashes
 _REMOTE_THREADS = 4  # each with 16 MiB
 _ASKED_AT_ONCE = 16  # containers, whether they are there
+NO_DAMAGE = (RemoteError, StorageFullError)  # bytes did not come, or have no room here
 
 
 def nobody(nbytes: int) -> None:
@@ -212,6 +214,8 @@ def page_damage(
     pages: Pages | None = None
     try:
         pages = known.of(container)
+    except NO_DAMAGE:
+        raise
     except CacheError:
         yield f"container {known.file(container)!r}: {WRONG_PAGES}"
     try:
@@ -222,7 +226,7 @@ def page_damage(
         if wrong is not None and not len(wrong):
             return
         arrays = tuple(_damaged_arrays(containers, index, container, wrong))
-    except RemoteError:
+    except NO_DAMAGE:
         raise
     except (CacheError, FileNotFoundError) as error:
         if containers.remote_of(container) is not None:  # it was replaced a moment ago
@@ -507,7 +511,7 @@ def _told(check: Callable[P, Iterable[Damage]]) -> Callable[P, Iterator[Damage]]
             yield from check(*args, **kwargs)
         except FileNotFoundError as error:
             yield f"{str(error.filename)!r} is missing"
-        except RemoteError:
+        except NO_DAMAGE:
             raise
         except CacheError as error:
             yield str(error)

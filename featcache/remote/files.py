@@ -25,7 +25,7 @@ import xxhash
 from featcache.errors import ConfigError
 from featcache.interface import Bytes
 from featcache.remote.io import Ask, Requests, require_unforked
-from featcache.remote.pages import USED_S, Locks, Pages
+from featcache.remote.pages import USED_S, Locks, MadeOnce, Pages
 from featcache.remote.places import RemoteOptions, RemotePlace
 from featcache.remote.ranges import Request, Span, planned
 
@@ -390,7 +390,7 @@ def options_with_pages(options: RemoteOptions) -> RemoteOptions:
     return replace(options, pages=str(directory))
 
 
-@cache
+@MadeOnce
 def _directory_of(process: int) -> str:
     """Return the directory for the pages of a process, which goes when that ends."""
     name = tempfile.mkdtemp(prefix="featcache-pages-")
@@ -399,13 +399,13 @@ def _directory_of(process: int) -> str:
     return name
 
 
-@cache
+@MadeOnce
 def pages_at(directory: str, budget_bytes: int, floor_bytes: int) -> Pages:
     """Return the pages of a directory, the same at each call: they know what is in use."""
     return Pages(Path(directory), budget_bytes, floor_bytes)
 
 
-@cache
+@MadeOnce
 def requests_to(place: RemotePlace) -> Requests:
     """Return what asks a place, the same at each call: it keeps connections."""
     return Requests(place)

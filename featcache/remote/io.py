@@ -186,6 +186,14 @@ class _Threads:
                 raise
             self._turn.notify(len(jobs))
 
+    def do_next(self, job: _Job) -> None:
+        """Give a job to a thread before those that wait, unless the interpreter is ending."""
+        with self._turn, suppress(RuntimeError):  # no more threads: the next that is free does it
+            if not self._is_ending:
+                self._jobs.appendleft(job)
+                self._start_some()
+                self._turn.notify()
+
     def end(self) -> list[threading.Thread]:
         """Give up the jobs that wait; return the threads, which end without one."""
         with self._turn:
@@ -428,15 +436,17 @@ class Requests:
 
     def _answer(self, ask: Ask, error: BaseException | None = None) -> None:
         """Answer what is asked for, unless another request for it was faster, or with an error."""
-        if error is not None:
-            ask.told(error)
+        if ask.is_told:
             return
-        if not ask.began:
-            ask.began = time.perf_counter()
-            self._waiting[ask] = None
-            if not self._is_watched:
-                self._watch()
-        found = _done(partial(self._some, ask))
+        if error is None:
+            if ask.began:
+                self._count(hedges=1)
+            else:
+                ask.began = time.perf_counter()
+                self._waiting[ask] = None
+                if not self._is_watched:
+                    self._watch()
+        found = _done(partial(self._some, ask)) if error is None else error
         self._waiting.pop(ask, None)
         with self._lock:
             is_first, ask.is_told = not ask.is_told, True
@@ -466,10 +476,7 @@ class Requests:
                 if now - ask.began <= late_s:
                     break  # those behind it began later
                 if self._waiting.pop(ask, ask) is not ask:  # it has not begun meanwhile
-                    self._count(hedges=1)
-                    again = partial(self._answer, ask)
-                    with suppress(RuntimeError):  # no thread: the first one may still come
-                        threading.Thread(target=again, name="featcache-late", daemon=True).start()
+                    self._threads.do_next(partial(self._answer, ask))
 
     def _some(self, ask: Ask) -> memoryview:
         name = ask.name
@@ -507,9 +514,12 @@ class Requests:
                 if is_first:
                     self._pace.begun(time.perf_counter() - began)
                 self._waiting.pop(ask, None)
-                data = memoryview(answer.bytes())
+                # of what another request has answered by now, no more is fetched
+                data = memoryview(b"" if ask.is_told else answer.bytes())
             except Exception as error:
-                is_last = not (is_first and isinstance(error, self._errors.GenericError))
+                is_last = (
+                    ask.is_told or not is_first or not isinstance(error, self._errors.GenericError)
+                )
                 self._count(gets=1, again=not is_last)
                 if is_last:
                     raise
@@ -542,7 +552,7 @@ class Requests:
                 break
             except Exception as error:
                 if not tries_left:
-                    raise self._told(prefix, error) from None
+                    raise self._told(prefix, error, "listed") from None
         return {name[len(self._prefix) :]: look for name, look in found.items()}
 
     def _put(self, name: str, data: bytes | Path, digest: str | None) -> None:
@@ -551,7 +561,7 @@ class Requests:
         try:
             self._obstore.put(self._store, self._prefix + name, data, attributes=attributes, **how)
         except Exception as error:
-            raise self._told(name, error) from None
+            raise self._told(name, error, "written") from None
 
     def _digest(self, name: str) -> str | None:
         try:
@@ -570,7 +580,7 @@ class Requests:
         except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
             raise FileExistsError(f"{self.place.url}/{name}") from None
         except Exception as error:
-            raise self._told(name, error) from None
+            raise self._told(name, error, "written") from None
 
     def _get(self, name: str, options: dict[str, Any]) -> Any:
         return self._obstore.get(self._store, self._prefix + name, options=options)
@@ -589,22 +599,22 @@ class Requests:
             "try again, or see whether all of the object was uploaded"
         )
 
-    def _told(self, name: str, error: Exception) -> RemoteError:
+    def _told(self, name: str, error: Exception, what: str = "read") -> RemoteError:
         """Return a typed error; of the store's own words, which may hold secrets, only a status."""
         where, errors = f"{self.place.url}/{name}", self._errors
         status = STATUS.search(str(error))
         refused = isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError)
         if refused or (status is not None and status[1] in ("401", "403")):
             return RemoteError(
-                f"{where}: the store refuses to give it (permission denied); see whether the "
-                "credentials are there, have not expired and may read the bucket, or give "
+                f"{where}: the store does not let it be {what} (permission denied); see whether "
+                "the credentials are there, have not expired and may do that there, or give "
                 "RemoteOptions(anonymous=True) for a public one"
             )
         said = f"status {status[1]}" if status else "no answer, or a broken one"
         if status is None and NO_RANGES.search(str(error)):
             said = "it may not know ranges, which are needed"
         tried = f"{self.place.options.retry_s:g} s of trying"
-        return RemoteError(f"{where} cannot be reached after up to {tried}: {said}")
+        return RemoteError(f"{where} cannot be {what} after up to {tried}: {said}")
 
 
 def _done(work: Callable[[], T]) -> T | BaseException:

@@ -23,10 +23,11 @@ import shutil
 import struct
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
 from itertools import count
 from pathlib import Path
+from typing import Generic, TypeVar, TypeVarTuple
 
 import numpy as np
 import xxhash
@@ -35,6 +36,8 @@ from featcache.errors import StorageFullError
 from featcache.interface import Bytes
 from featcache.remote.ranges import Span, Spans
 
+Key = TypeVarTuple("Key")
+T = TypeVar("T")
 SEGMENT_BYTES = 64 << 20
 RECORD = struct.Struct("<QQQQ")
 SUFFIX = ".segment"
@@ -78,6 +81,25 @@ class Locks:
         """Return the lock of this process."""
         lock = self._of.get(_forks)
         return self._of.setdefault(_forks, threading.RLock()) if lock is None else lock
+
+
+class MadeOnce(Generic[*Key, T]):
+    """A function that makes one value for the same arguments, also for threads that ask at once."""
+
+    def __init__(self, make: Callable[[*Key], T]) -> None:
+        self._make, self._locks = make, Locks()
+        self._made: dict[tuple[*Key], T] = {}
+
+    def __call__(self, *key: *Key) -> T:
+        """Return what was made, or make it."""
+        with self._locks.mine():
+            if key not in self._made:
+                self._made[key] = self._make(*key)
+            return self._made[key]
+
+    def cache_clear(self) -> None:
+        """Forget what was made."""
+        self._made.clear()
 
 
 def most_open() -> int:
@@ -170,9 +192,13 @@ class Pages:
             if segment is None:
                 lacking.append((first, last))
                 continue
-            lacking += segment.missing(first, last)
-            at = first - number * SEGMENT_BYTES
-            out[first - begin : last - begin] = segment.bytes[at : at + last - first]
+            absent = segment.missing(first, last)
+            lacking += absent
+            for low, high in [*absent, (last, last)]:
+                # nothing is read of what is absent: on a tmpfs that is full it ends the process
+                at = first - number * SEGMENT_BYTES
+                out[first - begin : low - begin] = segment.bytes[at : at + low - first]
+                first = high
         return lacking
 
     def write(self, key: str, begin: int, data: memoryview) -> None:

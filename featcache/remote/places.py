@@ -147,7 +147,8 @@ class RemotePlace:
                 config["region"] = options.region
         if parts.scheme == "az" and options.endpoint is not None:
             config["endpoint"] = options.endpoint
-        plain = (options.endpoint or self.url).startswith("http://")
+        named = os.environ.get("AWS_ENDPOINT_URL") if parts.scheme == "s3" else None
+        plain = (options.endpoint or named or self.url).startswith("http://")
         try:
             return stores.from_url(
                 f"{parts.scheme}://{parts.netloc}",

@@ -9,7 +9,6 @@ from __future__ import annotations
 from featcache._checks import directory
 from featcache.errors import CacheError, NotACacheError
 from featcache.format.files import explained
-from featcache.format.manifest import OWN
 from featcache.reading.opening import CachePath
 from featcache.remote import DEFAULT, RemoteOptions, RemotePlace, requests_to
 from featcache.transfer.to_disk import Pull
@@ -19,6 +18,7 @@ from featcache.transfer.to_store import (
     stored_at,
     strange_to_cache,
     strange_to_store,
+    way_out,
 )
 
 __all__ = ["Transfer", "pull", "push", "sync"]
@@ -105,12 +105,14 @@ def sync(
         here = {name: each.write_id for name, each in target.here.items()}
         if not here or here == there.sets:
             return target.copy(dry_run)
-        if strange_to_cache(path, target.here, requests, there) is None:
+        theirs = strange_to_cache(path, target.here, requests, there)
+        if theirs is None:
             return Push(path, requests).copy(there, dry_run)
-        if strange_to_store(here, requests, there) is None:
+        mine = strange_to_store(target.here, requests, there)
+        if mine is None:
             return target.copy(dry_run)
     raise CacheError(
-        f"generation {target.here[OWN].name!r} of {str(path)!r} and {there.manifest.name!r} of "
-        f"{requests.place.url} do not come from each other: both were changed since they were the "
-        "same; push the one to another URL, or pull the other into another directory"
+        f"generation {mine} of {str(path)!r} and {theirs} of {requests.place.url} do not come from "
+        "each other: both were changed since they were the same; "
+        f"{way_out(path, target.here, requests, there)}"
     )

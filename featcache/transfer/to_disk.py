@@ -19,11 +19,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 
 from featcache._progress import bar
 from featcache.container_files import sync_directory, sync_file, write_durably
 from featcache.container_files.lock import WriterLock
-from featcache.errors import CacheError, CorruptCacheError
+from featcache.errors import CacheError, CorruptCacheError, RemoteError
 from featcache.format.feature_sets import last_edits, set_prefix, write_outer
 from featcache.format.files import (
     NOT_AS_WRITTEN,
@@ -66,6 +67,7 @@ from featcache.transfer.to_store import (
     require_own,
     stored_at,
     stored_set,
+    way_out,
 )
 from featcache.writing.held import HeldCache, remove_superseded, write_readme
 from featcache.writing.sets import PATIENCE_S
@@ -157,8 +159,8 @@ class Pull:
                 raise CacheError(
                     f"{str(self._path / set_prefix(name))!r} has a generation, which "
                     f"{there.manifest.name!r} of {self._requests.place.url} does not come from; "
-                    "pull it into a new directory, or push the one here, where that comes from the "
-                    "other"
+                    "push it where it comes from that one (`featcache sync` tells); if not, "
+                    f"{way_out(self._path, self.here, self._requests, there)}"
                 )
         files, asked = self._files(sets)
         fetched = {name for name, size in files.items() if _size(self._work / name) == size}
@@ -210,10 +212,17 @@ class Pull:
             wanted |= {prefix + kept.index for kept in each.kept if kept.index}
             wanted |= {prefix + file for file in roles}
             wanted |= {prefix + manifest_file(kept.name) for kept in each.kept[1:]}
-        listed = self._requests.listed("")
+        url = self._requests.place.url
+        try:
+            listed = self._requests.listed("")
+        except RemoteError as error:
+            raise RemoteError(
+                f"{error}; a pull lists what is there: `featcache convert {quote(url)} "
+                f"{quote(str(self._path))}` copies a cache that may only be read"
+            ) from error
         if lost := sorted(wanted - listed.keys()):
             lacks = ", ".join(map(repr, lost))
-            raise CorruptCacheError(f"{self._requests.place.url} lacks {lacks}; push it again")
+            raise CorruptCacheError(f"{url} lacks {lacks}; push it again")
         files = {
             name: size
             for name, size in listed.items()
@@ -222,7 +231,7 @@ class Pull:
         try:
             return {within(name): size for name, size in files.items()}, pages_of_list(listed)
         except NOT_AS_WRITTEN as error:
-            raise CorruptCacheError(f"{self._requests.place.url} is damaged: {error}") from error
+            raise CorruptCacheError(f"{url} is damaged: {error}") from error
 
     def _kept(self, files: Mapping[str, int], noted: _Whole | None) -> set[str]:
         """Return those of some files that the cache has, or will have by what is noted."""

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from featcache._cached import cached_property
 from featcache._progress import bar
@@ -227,19 +228,38 @@ def strange_to_cache(
 
 
 def strange_to_store(
-    here: Mapping[str, str], requests: Requests, there: StoredManifest
+    here: Mapping[str, Manifest], requests: Requests, there: StoredManifest
 ) -> str | None:
-    """Return a set of a cache of which the store does not come from what it has; None if of none.
-
-    `here` are the `write_id`s of its manifests.
-    """
-    for name, write_id in here.items():
+    """Return a generation of a cache that the store does not come from; None if from all."""
+    for name, each in here.items():
         theirs = there.sets.get(name)
         if theirs is None or (
-            theirs != write_id and write_id not in history_there(requests, name, theirs)
+            theirs != each.write_id and each.write_id not in history_there(requests, name, theirs)
         ):
-            return name
+            return _named(name, each.name)
     return None
+
+
+def way_out(
+    path: Path, here: Mapping[str, Manifest], requests: Requests, there: StoredManifest
+) -> str:
+    """Return what to type where a cache and one in a store do not come from each other."""
+    url, beside = quote(requests.place.url), quote(f"{path}-there")
+    said = f"`featcache pull {url} {beside}` copies the one there beside the one here"
+    new = [
+        feature
+        for name, each in here.items()
+        if name not in there.sets
+        for feature in each.features
+    ]
+    if new:
+        flags = "".join(f" -f {quote(feature)}" for feature in new)
+        said += (
+            f", `featcache convert {quote(str(path))} {beside}{flags}` adds the features that are "
+            f"here alone, and `featcache push {beside} {url}` brings them there"
+        )
+    here_too = quote(f"{requests.place.url}-here")
+    return f"{said}; `featcache push {quote(str(path))} {here_too}` keeps the one here beside it"
 
 
 def _named(name: str, generation: str) -> str:
@@ -385,8 +405,9 @@ class Push:
         if strange is not None:
             raise CacheError(
                 f"{self._requests.place.url} has generation {strange}, as "
-                f"{str(self._path)!r} never had it: the one does not come from the other; push it "
-                "to another URL, or pull that one into another directory"
+                f"{str(self._path)!r} never had it, so the one here does not come from it; if it "
+                "comes from the one here, `featcache sync` pulls it; if not, "
+                f"{way_out(self._path, self._here, self._requests, there)}"
             )
 
     def _skipped(self, names: list[str]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from s3_server import endpoint
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
+from featcache.cli import main
 from featcache.errors import RemoteError
 from featcache.remote import RemoteOptions, requests_to
 from featcache.transfer import pull, push
@@ -65,16 +67,19 @@ def user(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[As]:
         requests_to.cache_clear()
 
 
-def test_the_policies_of_the_guide_are_enough_and_no_more(user: As, tmp_path: Path) -> None:
-    def refused(call: Callable[..., object], *given: object) -> None:
-        with pytest.raises(RemoteError, match="permission denied"):
+def test_the_policies_of_the_guide_are_enough_and_no_more(
+    user: As, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(call: Callable[..., object], *given: object) -> str:
+        with pytest.raises(RemoteError, match="permission denied") as told:
             call(*given, remote=how)
+        return str(told.value)
 
     cache, url = tmp_path / "c", "s3://bucket/train"
     with CacheWriter(cache, [FeatureStorageConfig("fbank")]) as writer:
         writer.write("utt", {"fbank": np.ones((20, 8), np.float32)})
     how = user("reader")
-    refused(push, cache, url)
+    assert "listed" in refused(push, cache, url)
     how = user("writer")
     push(cache, url, remote=how)
     pull(url, tmp_path / "pulled", remote=how)
@@ -87,5 +92,9 @@ def test_the_policies_of_the_guide_are_enough_and_no_more(user: As, tmp_path: Pa
     assert there.read("utt", "fbank").sum() == 160
     there.refresh()
     refused(featcache.open, "s3://bucket/other")
-    refused(pull, url, tmp_path / "again")
     refused(push, cache, url)
+    (typed,) = re.findall("`featcache (.+?)`", refused(pull, url, tmp_path / "again"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", str(how.endpoint))
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    main.main([*shlex.split(typed), "-q"], "featcache", standalone_mode=False)
+    assert featcache.open(tmp_path / "again").read("utt", "fbank").sum() == 160

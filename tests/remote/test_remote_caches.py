@@ -201,6 +201,33 @@ def test_a_shell_that_lost_files_or_is_of_two_moments_is_made_whole(tmp_path: Pa
         requests_to.cache_clear()
 
 
+@pytest.mark.parametrize("damaged", [b"", b"{", bytes(4000)])
+def test_manifests_and_indexes_in_a_shell_that_are_damaged_are_fetched_again(
+    damaged: bytes, tmp_path: Path
+) -> None:
+    write(tmp_path / "bucket" / "c")
+    with featcache.open(tmp_path / "bucket" / "c") as here:
+        here.tag("all")
+        here.delete(["utt-001"])
+    with serving(tmp_path / "bucket") as server:
+
+        def opened(version: str | None) -> int:
+            how = options(tmp_path)
+            return len(featcache.open(f"{server.url}/c", remote=how, version=version))
+
+        def counts() -> list[int]:
+            return [opened(None), opened("all")]
+
+        assert counts() == [len(ARRAYS) - 1, len(ARRAYS)]
+        (shell,) = (tmp_path / "pages").glob("http:/*/c")
+        of_shell = [*shell.glob("manifests/*"), *shell.glob("index-*"), shell / "featcache.json"]
+        assert len(of_shell) == 5
+        for file in of_shell:
+            file.write_bytes(damaged)
+            assert counts() == [len(ARRAYS) - 1, len(ARRAYS)]
+        requests_to.cache_clear()
+
+
 def test_pages_of_one_store_are_not_read_for_another(tmp_path: Path) -> None:
     write(tmp_path / "one" / "c")
     shutil.copytree(tmp_path / "one", tmp_path / "two")

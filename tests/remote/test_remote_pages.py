@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import resource
 import shutil
+import sys
 import threading
 import time
 from bisect import bisect_right
@@ -29,7 +30,9 @@ from featcache.remote import (
     Requests,
     files,
     io,
+    pages_at,
     ranges,
+    requests_to,
 )
 from featcache.remote import pages as module
 from featcache.remote.io import Ask, Told
@@ -162,6 +165,42 @@ def test_a_request_that_could_not_begin_is_begun_by_the_next_read(
     assert set(out.tolist()) == {7}
 
 
+@pytest.mark.parametrize("way", ["prefetch", "read"])
+def test_ctrl_c_in_one_thread_is_no_error_of_another_that_wants_the_same_bytes(
+    way: str, pages: Pages
+) -> None:
+    files, out = files_of(asked := Asked(), pages), np.zeros(10, np.uint8)
+    found: Future[object] = Future()
+
+    def read() -> None:
+        try:
+            files.read_into(0, 0, out)
+            found.set_result(None)
+        except BaseException as error:
+            found.set_result(type(error))
+
+    other = threading.Thread(target=read, daemon=True)
+
+    def interrupted(asks: Sequence[Ask]) -> None:
+        asked.ask = plain  # type: ignore[method-assign]
+        other.start()
+        time.sleep(0.1)  # it waits by now, for whatever it does
+        raise KeyboardInterrupt
+
+    plain, asked.ask = asked.ask, interrupted  # type: ignore[method-assign]
+    ask: dict[str, Callable[[], None]] = {
+        "prefetch": lambda: files.prefetch([(0, 0, 10)]),
+        "read": lambda: files.read_into(0, 0, np.zeros(10, np.uint8)),
+    }
+    with pytest.raises(KeyboardInterrupt):
+        ask[way]()
+    while not asked.asked and not found.done():
+        time.sleep(0.001)
+    asked.answer()
+    assert found.result(timeout=5) is None
+    assert set(out.tolist()) == {7}
+
+
 def test_who_reads_on_after_an_error_waits_for_nothing_that_was_asked_before(pages: Pages) -> None:
     asked = Asked()
     files = files_of(asked, pages)
@@ -280,6 +319,21 @@ def test_a_full_disk_is_cleared_and_the_bytes_are_kept(
     put(pages, "new", nbytes=1 << 14)
     assert got(pages, "new") == ([], {7})
     assert got(pages, "old") == ([(0, 10)], {0})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="blocks of a sparse file are counted")
+def test_what_is_absent_is_not_read_either(pages: Pages) -> None:
+    file = Path("/dev/shm", f"featcache-{os.getpid()}")
+    if not file.parent.is_dir():
+        pytest.skip("there is no tmpfs, where a look at absent bytes takes room, or kills")
+    in_memory = Pages(file, 1 << 40, 0)
+    try:
+        put(in_memory, "key", 20_000)
+        before = in_memory._path("key", 0).stat().st_blocks
+        assert got(in_memory, "key", 0, 40_000) == ([(0, 20_000), (20_010, 40_000)], {0, 7})
+        assert in_memory._path("key", 0).stat().st_blocks == before
+    finally:
+        shutil.rmtree(file)
 
 
 def test_a_segment_that_others_remove_while_it_is_made_is_made_again(
@@ -529,3 +583,32 @@ def test_requests_of_one_plan_do_not_overlap_when_they_are_widened(
         assert len(asked) == 2
         assert asked[0][0] <= size - 20_000
         assert asked[0][1] <= asked[1][0] <= size - 10_000 < asked[1][1]
+
+
+def test_threads_that_ask_at_once_share_requests_and_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, place = threading.Barrier(2), RemotePlace("http://nowhere/both")
+    plain, turn = Requests.__init__, threading.Lock()
+    made: list[Requests] = []
+
+    def slow(self: Requests, place: RemotePlace) -> None:
+        plain(self, place)
+        with turn:
+            made.append(self)
+        time.sleep(0.1)
+
+    def ask() -> None:
+        both.wait()
+        found.append((requests_to(place), pages_at(str(tmp_path), 1, 1)))
+
+    monkeypatch.setattr(Requests, "__init__", slow)
+    found: list[tuple[Requests, Pages]] = []
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    requests_to.cache_clear()
+    assert len(made) == 1
+    assert found[0] == found[1]

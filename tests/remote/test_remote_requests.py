@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +211,99 @@ def test_a_request_that_is_late_is_made_again_unless_that_is_off(
     assert np.array_equal(got, wanted)
     ((_, times),) = Counter(server.requests[asked:]).most_common(1)  # late ones of before aside
     assert (counts.hedges - hedges, times) == ((1, 2) if hedge else (0, 1))
+
+
+class Held:
+    """A server's answers for one file, each of which waits until it is released."""
+
+    def __init__(self, server: RangeServer) -> None:
+        self.waiting: list[threading.Event] = []
+        server.fault = self._hold
+
+    def _hold(self, handler: Handler, _data: bytes, _status: int) -> bool:
+        if handler.path == "/late":
+            self.waiting.append(threading.Event())
+            self.waiting[-1].wait(10)
+        return False
+
+    def wait_for(self, count: int) -> None:
+        ends = time.monotonic() + 10
+        while len(self.waiting) < count and time.monotonic() < ends:
+            time.sleep(0.001)
+
+
+@contextmanager
+def hedging(
+    root: Path, monkeypatch: pytest.MonkeyPatch, concurrency: int
+) -> Iterator[tuple[Requests, RangeServer, Held]]:
+    """Give requests that know how quick a server is, and answers of it that are late."""
+    monkeypatch.setattr(io, "LEAST_LATE_S", 0.1)
+    monkeypatch.setattr(io, "LATE", 0.0)
+    for name in ("quick", "late"):
+        (root / name).write_bytes(bytes(1000))
+    with serving(root) as server:
+        requests = Requests(RemotePlace(server.url, RemoteOptions(concurrency=concurrency)))
+        for asked in [requests.some("quick", at, at + 1, 1000) for at in range(io.KNOWN)]:
+            asked.result()
+        held = Held(server)
+        try:
+            yield requests, server, held
+        finally:
+            for each in held.waiting:
+                each.set()
+
+
+def test_requests_that_are_made_again_are_within_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hedging(tmp_path, monkeypatch, 2) as (requests, server, held):
+        server.most = 0
+        asked = [requests.some("late", at, at + 1, 1000) for at in range(4)]
+        held.wait_for(2)
+        time.sleep(0.5)  # they are late by now
+        assert server.most == 2
+        held.waiting[0].set()
+        held.wait_for(3)  # the other one again, before those that were not asked for yet
+        assert {each for _, each, _ in server.of("late")[:3]} == {"bytes=0-0", "bytes=1-1"}
+        server.fault = None
+        for each in held.waiting:
+            each.set()
+        assert [each.result(timeout=10) for each in asked] == [bytes(1)] * 4
+        assert server.most == 2
+
+
+def test_of_an_answer_that_another_one_has_overtaken_no_byte_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hedging(tmp_path, monkeypatch, 8) as (requests, _, held):
+        before = requests.counts.nbytes, requests.counts.gets
+        answer = requests.some("late", 0, 1000, 1000)
+        held.wait_for(2)
+        held.waiting[1].set()
+        assert answer.result(timeout=10) == bytes(1000)
+        held.waiting[0].set()
+        while requests.counts.gets < before[1] + 2:
+            time.sleep(0.001)
+        assert requests.counts.hedges == 1
+        assert requests.counts.nbytes - before[0] == 1000
+
+
+def test_the_end_of_the_interpreter_waits_for_a_request_that_was_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hedging(tmp_path, monkeypatch, 8) as (requests, _, held):
+        answer = requests.some("late", 0, 1000, 1000)
+        held.wait_for(2)
+        held.waiting[0].set()
+        assert answer.result(timeout=10) == bytes(1000)
+        ending = requests._threads.end()
+        for thread in ending:
+            thread.join(0.2)
+        assert any(thread.is_alive() for thread in ending)
+        held.waiting[1].set()
+        for thread in ending:
+            thread.join(10)
+        assert not any(thread.is_alive() for thread in ending)
 
 
 def test_a_store_that_is_asked_too_often_is_asked_less_at_a_time() -> None:

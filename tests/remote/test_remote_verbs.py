@@ -14,7 +14,7 @@ from range_server import Handler, RangeServer, serving
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig, inspect
 from featcache.cli import main
-from featcache.errors import ConfigError, CorruptCacheError, RemoteError
+from featcache.errors import ConfigError, CorruptCacheError, RemoteError, StorageFullError
 from featcache.extraction.conversion_source import table_of
 from featcache.remote import RemoteOptions, requests_to
 
@@ -189,6 +189,20 @@ def test_a_fault_is_no_damage_and_no_wholeness(
     with pytest.raises(RemoteError, match=server.url):
         featcache.open(f"{server.url}/a", remote=options(tmp_path), verify="arrays")
     server.fault = None
+    featcache.open(f"{server.url}/a", remote=options(tmp_path), verify="arrays")
+
+
+def test_a_disk_here_without_room_is_no_damage_of_a_store(
+    server: RangeServer, tmp_path: Path
+) -> None:
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))  # of a file: none for pages
+    try:
+        with pytest.raises(StorageFullError, match="no room for pages"):
+            featcache.open(f"{server.url}/a", remote=options(tmp_path), verify="arrays")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     featcache.open(f"{server.url}/a", remote=options(tmp_path), verify="arrays")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import re
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -240,6 +242,22 @@ def test_feature_sets_are_pushed_read_and_pulled(
         assert len(proxy.asked) == 1
 
 
+@pytest.mark.parametrize("damaged", [b"", b"{", b'["0",{}]'])
+def test_a_damaged_copy_of_the_manifest_of_a_set_is_fetched_again(
+    damaged: bytes, bucket: str, how: RemoteOptions, tmp_path: Path
+) -> None:
+    url, how = f"{bucket}/train", replace(how, pages=tmp_path / "pages")
+    write(tmp_path / "c", range(4))
+    write(tmp_path / "c", range(4), feature="y")
+    push(tmp_path / "c", url, remote=how)
+    assert len(values(featcache.open(url, remote=how))) == 4
+    (copy,) = (tmp_path / "pages").rglob("sets/y/featcache-*.json")
+    sound = copy.read_bytes()
+    copy.write_bytes(damaged)
+    assert len(values(featcache.open(url, remote=how))) == 4
+    assert copy.read_bytes() == sound
+
+
 def test_sets_that_were_changed_on_both_sides_are_refused_by_name(
     bucket: str, how: RemoteOptions, tmp_path: Path
 ) -> None:
@@ -273,6 +291,43 @@ def test_sets_that_were_changed_on_both_sides_are_refused_by_name(
     assert len(values(featcache.open(copy))) == 4
 
 
+@pytest.mark.parametrize("way", ["push", "pull", "sync"])
+def test_what_was_changed_on_both_sides_is_brought_together_by_what_is_said(
+    way: str,
+    bucket: str,
+    how: RemoteOptions,
+    tmp_path: Path,
+    endpoint: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url, here = f"{bucket}/train", tmp_path / "his cache"
+    write(tmp_path / "a", range(4))
+    push(tmp_path / "a", url, remote=how)
+    pull(url, here, remote=how)
+    write(tmp_path / "a", range(4), feature="y")
+    push(tmp_path / "a", url, remote=how)
+    write(here, range(4), feature="z")
+    ask = {
+        "push": lambda: push(here, url, remote=how),
+        "pull": lambda: pull(url, here, remote=how),
+        "sync": lambda: sync(here, url, remote=how),
+    }
+    with pytest.raises(CacheError) as refused:
+        ask[way]()
+    typed = [
+        line for line in re.findall("`(.+?)`", str(refused.value)) if url in line or "-f" in line
+    ]
+    assert len(typed) == 4
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    for line in typed:
+        _, *words = shlex.split(line)
+        main.main([*words, "-q"], "featcache", standalone_mode=False)
+    assert featcache.open(url, remote=how).features == ("x", "y", "z")
+    assert len(values(featcache.open(url, remote=how, verify="arrays"))) == 4
+    assert featcache.open(f"{url}-here", remote=how).features == ("x", "z")
+
+
 def test_sets_that_no_push_has_put_there_are_refused(
     bucket: str, how: RemoteOptions, tmp_path: Path, endpoint: str
 ) -> None:
@@ -298,7 +353,7 @@ def test_generations_that_do_not_come_from_each_other_are_refused_by_name(
     push(tmp_path / "a", url, remote=how)
     with pytest.raises(CacheError, match="does not come"):
         push(tmp_path / "b", url, remote=how)
-    with pytest.raises(CacheError, match="new directory"):
+    with pytest.raises(CacheError, match="beside the one here"):
         pull(url, tmp_path / "b", remote=how)
     with pytest.raises(CacheError, match="each other"):
         sync(tmp_path / "b", url, remote=how)
@@ -543,7 +598,7 @@ def test_a_pull_in_place_leaves_no_part_that_comes_back(
     write(a, range(5, 6))
     sync(a, url, remote=how)
     if change == "compacted twice":
-        with pytest.raises(CacheError, match="new directory"):
+        with pytest.raises(CacheError, match="beside the one here"):
             sync(b, url, remote=how)
         assert len(featcache.open(b, verify="arrays")) == 3
         return
