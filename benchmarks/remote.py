@@ -203,7 +203,7 @@ class Minimum:
         """Note what is planned meanwhile."""
         plain = RemoteFiles.prefetch
 
-        def noted(remote: RemoteFiles, pieces: Sequence[files.Piece], *most: int) -> None:
+        def noted(remote: RemoteFiles, pieces: Sequence[ranges.Piece], *most: int) -> None:
             self._note(pieces, remote._requests.gap_bytes())
             plain(remote, pieces, *most)
 
@@ -213,7 +213,7 @@ class Minimum:
         finally:
             RemoteFiles.prefetch = plain  # type: ignore[method-assign]
 
-    def _note(self, pieces: Sequence[files.Piece], gap_bytes: int) -> None:
+    def _note(self, pieces: Sequence[ranges.Piece], gap_bytes: int) -> None:
         lacking = []
         for file, begin, nbytes in pieces:
             there = self._there.setdefault(file, ranges.Spans())

@@ -343,7 +343,7 @@ class FeatureDataset(Dataset[Item]):
     def wanted(self, plan: BatchPlan) -> Wanted:
         """Return what a planned batch reads of object stores."""
         wanted: Wanted = {}
-        if self.is_remote:
+        if self.is_remote and any(each.lie_afar for each in self._containers):
             for name, span in plan.spans.items():
                 self.choices.want(plan.rows, name, span, plan.draw, wanted)
         return wanted

@@ -91,12 +91,15 @@ class Containers:
         file.used = True
         return file.memory
 
+    def here(self, container: int, offset: int, nbytes: int) -> Bytes | None:
+        """Return read-only bytes without a copy, None where that cannot be."""
+        return self._file_of((container, offset, nbytes)).here(offset, nbytes)
+
     def view(self, container: int, offset: int, nbytes: int) -> Bytes:
         """Return read-only bytes, without a copy where the container is mapped."""
-        file = self._file(container)
-        self.check(container, offset, nbytes)
-        if (mapped := file.mapped) is not None:
-            return mapped[offset : offset + nbytes]
+        file = self._file_of((container, offset, nbytes))
+        if (here := file.here(offset, nbytes)) is not None:
+            return here
         out = np.empty(nbytes, np.uint8)
         file.read_into(offset, out)
         return out
@@ -114,7 +117,10 @@ class Containers:
         """Copy pieces, each to the front of one of `outs`; prefetches them first."""
         self.at(pieces)
         if (remote := self._remote_of_all(pieces)) is not None:
-            remote.read_many(self._checked(pieces), outs)
+            outs = list(outs)
+            if others := remote.read_here(pieces, outs):
+                some = self._checked(pieces[number] for number in others)
+                remote.read_many(some, [outs[number] for number in others])
             return
         self.prefetch(pieces)
         me = get_ident()
@@ -122,7 +128,7 @@ class Containers:
             self._at[me] = piece
             container, offset, nbytes = piece
             file = self._file(container)
-            mapped = file.mapped  # of one behind a URL only as long as its pages are here
+            mapped = file.mapped
             if mapped is None or not 0 <= offset <= len(mapped) - nbytes:
                 self.read_into(container, offset, out[:nbytes])
             else:
@@ -130,10 +136,10 @@ class Containers:
 
     @property
     def lie_afar(self) -> bool:
-        """Whether some of them lie in an object store, and not here as a whole."""
+        """Whether some of them lie in an object store, and what is read of these not all here."""
         if self._remote is None:
             return self.adopted is not None and self.adopted.lie_afar
-        return not self._remote.are_here(len(self._sizes))
+        return not self._remote.is_quiet
 
     @property
     def counts(self) -> list[Counts]:
@@ -213,7 +219,10 @@ class Containers:
         """Return the files in an object store that all pieces are of; None where some are not."""
         if self._remote is not None or not self.is_remote:
             return self._remote
-        found = {self.remote_of(piece[0]) for piece in self._checked(pieces)}
+        numbers = {container for container, _, _ in pieces}
+        found = {
+            self.remote_of(number) for number, _, _ in self._checked((n, 0, 0) for n in numbers)
+        }
         return found.pop() if len(found) == 1 else None
 
     def check(self, container: int, offset: int, nbytes: int) -> None:
@@ -337,6 +346,10 @@ class _File:
         self.path = path
         self._can_tell = NO_WAIT is not None
 
+    def here(self, offset: int, nbytes: int) -> Bytes | None:
+        """Return bytes without a copy, None where that cannot be."""
+        return None if self.mapped is None else self.mapped[offset : offset + nbytes]
+
     def read_into(self, offset: int, out: Bytes) -> None:
         rest = out.data
         while rest:
@@ -375,6 +388,7 @@ class _File:
 class _RemoteFile:
     """A container in an object store, read by ranges."""
 
+    mapped: Bytes | None = None
     memory: memoryview | None = None
     state: State | None = None
 
@@ -382,9 +396,8 @@ class _RemoteFile:
         self.used = True
         self._files, self._number = files, number
 
-    @property
-    def mapped(self) -> Bytes | None:
-        return self._files.mapped(self._number)
+    def here(self, offset: int, nbytes: int) -> Bytes | None:
+        return self._files.here(self._number, offset, nbytes)
 
     def read_into(self, offset: int, out: Bytes) -> None:
         self._files.read_into(self._number, offset, out)

@@ -337,7 +337,7 @@ class FeatureArrays:
             return None
         source = self._containers.mapped(self._container[extent])
         if source is None:
-            return None
+            return self._view_of_copies(row, start, stop) if self._containers.is_remote else None
         rows, offset, row_bytes = self._length[row], self._offset[extent], self._row_bytes
         nbytes = rows * row_bytes
         # NumPy takes any offset
@@ -348,6 +348,18 @@ class FeatureArrays:
         return np.ndarray(
             (stop - start, *self.dims), self.dtype, source, offset + start * row_bytes
         )
+
+    def _view_of_copies(self, row: int, start: int, stop: int) -> Array | None:
+        """Return the same of a row in an object store; None unless local copies have all of it."""
+        extent, row_bytes = self._first[row], self._row_bytes
+        begin, end = start * row_bytes, stop * row_bytes
+        if not 0 <= start <= stop <= self._length[row] or end > self._nbytes[extent]:
+            return None
+        place = self._container[extent], self._offset[extent] + begin, end - begin
+        data = self._containers.here(*place)
+        if data is None:
+            return None
+        return data.view(self.dtype).reshape(stop - start, *self.dims)
 
     def read_many(self, rows: Ints, starts: Ints, lengths: Ints, outs: Iterable[Bytes]) -> None:
         """Copy `lengths` frames of each row, from `starts` on, to the front of one of `outs`."""

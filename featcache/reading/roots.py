@@ -161,11 +161,8 @@ class AdoptedFiles:
     ) -> None:
         self._columns = columns
         self._roots, self.options = roots, options
-        self._there: dict[str, int] = {}  # containers behind URLs, by key
-        for number, root in enumerate(roots):
-            if root is not None and is_url(root.path):
-                count = int((columns.parts == number).sum())
-                self._there[root.key] = self._there.get(root.key, 0) + count
+        # keys of those behind URLs
+        self._there = {root.key for root in roots if root is not None and is_url(root.path)}
         if self._there:  # processes that open the cache again share them
             self.options = options_with_pages(options)
         self._remote: dict[str, RemoteFiles] = {}  # by key
@@ -217,11 +214,8 @@ class AdoptedFiles:
 
     @property
     def lie_afar(self) -> bool:
-        """Whether some lie behind a URL, and not here as a whole."""
-        return any(
-            key not in self._remote or not self._remote[key].are_here(count)
-            for key, count in self._there.items()
-        )
+        """Whether some lie behind a URL, and what is read of these not all here."""
+        return any(key not in self._remote or not self._remote[key].is_quiet for key in self._there)
 
     @property
     def places(self) -> list[RemotePlace]:

@@ -6,14 +6,13 @@ import os
 import shutil
 import tempfile
 import threading
-import time
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import groupby
 from multiprocessing.util import Finalize
 from operator import itemgetter
@@ -25,18 +24,16 @@ import xxhash
 from featcache.errors import ConfigError
 from featcache.interface import Bytes
 from featcache.remote.io import Ask, Requests, require_unforked
-from featcache.remote.pages import USED_S, Locks, MadeOnce, Pages
+from featcache.remote.pages import Locks, MadeOnce, Pages
 from featcache.remote.places import RemoteOptions, RemotePlace
-from featcache.remote.ranges import Request, Span, planned
+from featcache.remote.ranges import Piece, Request, Span, planned
 
 MOST_BYTES = 16 << 20  # of a request
 MOST_AHEAD_BYTES = 128 << 20  # that are asked for before they are wanted, by one call
 DOWNLOADS = 4  # ranges of a file that is fetched whole, at a time: 64 MiB of memory
 EXTRA = 0.02  # of what is asked for, in gaps between pieces
 KNOWN_NAMES = 4096  # of files, in memory
-MARGIN = 0.015  # of all that is asked for, between it and what is here
-MOST_MARGIN_BYTES = 256 << 10  # headers, and indexes of files
-Piece = tuple[int, int, int]  # file, offset, nbytes
+QUIET = 256  # pieces that were all here, after which nothing is asked for before it is read
 UnderWay = tuple[int, Future[memoryview]]  # first byte, and all of them once they are pages
 
 
@@ -61,15 +58,6 @@ class _UnderWay:
             if self._ends.get(begin, (0, None))[1] is kept:
                 del self._begins[bisect_left(self._begins, begin)]
                 del self._ends[begin]
-
-    def around(self, begin: int, end: int, size: int) -> Span:
-        """Return where the last request before some bytes ends, and the first behind begins."""
-        with self._lock:
-            before, behind = bisect_right(self._begins, begin), bisect_left(self._begins, end)
-            return (
-                self._ends[self._begins[before - 1]][0] if before else 0,
-                self._begins[behind] if behind < len(self._begins) else size,
-            )
 
     def missing(self, begin: int, end: int) -> tuple[list[Span], list[UnderWay]]:
         """Return the spans that no request asks for, and the requests for the others."""
@@ -116,17 +104,19 @@ class RemoteFiles:
         self._requests, self._pages = requests, pages
         self._size, self._state = size, state
         self._name = lru_cache(KNOWN_NAMES)(name)  # which takes 10 us to make
-        self._key = cache(key)  # which takes 20 us
+        self._key_of = key  # which takes 20 us
+        self._keys: dict[int, str] = {}
         self._etags: dict[str, str] = {}  # of the first answers; who opens it again has new ones
         self._locks = Locks()
         self._under_way: dict[int, _UnderWay] = {}
-        self._whole: dict[int, list[Bytes]] = {}
-        self._looked: tuple[int, float] = (0, 0.0)
-        self._spare = 0.0  # bytes that may be asked for though nobody wants them
+        self._here = 0  # pieces of the last plans, all of which were here
 
     @property
     def _lock(self) -> threading.RLock:
         return self._locks.mine()
+
+    def _key(self, file: int) -> str:
+        return self._keys.get(file) or self._keys.setdefault(file, self._key_of(file))
 
     @property
     def place(self) -> RemotePlace:
@@ -138,9 +128,8 @@ class RemoteFiles:
 
         What is beyond `most_bytes` is asked for when it is wanted.
         """
-        whole = self._whole_of(file for file, _, _ in pieces)
-        pieces = [piece for piece in pieces if piece[0] not in whole]
         lacking = self._lacking(pieces, most_bytes)
+        self._here = 0 if lacking else self._here + len(pieces)
         if not lacking:
             return
         require_unforked(self.place.url)
@@ -151,11 +140,28 @@ class RemoteFiles:
                 for first, last in self._of(file).missing(begin, begin + nbytes)[0]
             ]
             lacking = self._lacking(lacking, most_bytes)
-            self._begin(planned(lacking, self._requests.gap_bytes(), MOST_BYTES, EXTRA), MARGIN)
+            self._begin(planned(lacking, self._requests.gap_bytes(), MOST_BYTES, EXTRA))
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether all that was wanted lately was here, so that nothing need be asked for ahead.
+
+        What is lacking then is asked for when it is read, and from there on ahead again.
+        """
+        return self._here >= QUIET
+
+    def read_here(self, pieces: Sequence[Piece], outs: Sequence[Bytes]) -> list[int]:
+        """Copy pieces that are known to be here, each to the front of one of `outs`.
+
+        Return the numbers of the others, also of those that no file has.
+        """
+        others = self._pages.copy_known(self._keys, pieces, outs)
+        nbytes = sum([piece[2] for piece in pieces]) - sum([pieces[each][2] for each in others])
+        self._requests.counts.read_bytes += nbytes
+        return others
 
     def read_many(self, pieces: Sequence[Piece], outs: Iterable[Bytes]) -> None:
         """Copy pieces, each to the front of one of `outs`; they are asked for together."""
-        whole = self._whole_of(file for file, _, _ in pieces)
         places, begin = iter(outs), 0
         while begin < len(pieces):
             end, nbytes = begin, 0
@@ -164,14 +170,8 @@ class RemoteFiles:
                 end += 1
             late: list[tuple[Piece, Bytes, list[Span]]] = []
             for piece in pieces[begin:end]:
-                file, offset, size = piece
-                out = next(places)[:size]
-                if (segments := whole.get(file)) is not None:  # as fast as a local file
-                    number, at = divmod(offset, len(segments[0]))
-                    if at + size <= len(segments[0]):
-                        out[:] = segments[number][at : at + size]
-                        continue
-                if lacking := self._pages.read_into(self._key(file), offset, out):
+                out = next(places)[: piece[2]]
+                if lacking := self._pages.read_into(self._key(piece[0]), piece[1], out):
                     late.append((piece, out, lacking))
             self.prefetch([piece for piece, _, _ in late])
             for (file, offset, _), out, lacking in late:
@@ -179,37 +179,18 @@ class RemoteFiles:
             self._requests.counts.read_bytes += nbytes
             begin = end
 
-    def are_here(self, count: int) -> bool:
-        """Whether all files, so many, are known to be here as a whole."""
-        return len(self._whole_of(())) == count
+    def here(self, file: int, offset: int, nbytes: int) -> Bytes | None:
+        """Return bytes of a file without a copy; None unless they are known to be here.
 
-    def mapped(self, file: int) -> Bytes | None:
-        """Return the bytes of a file that is here as a whole and has one segment; else None."""
-        segments = self._whole_of((file,)).get(file)
-        return segments[0][: self._size(file)] if segments and len(segments) == 1 else None
-
-    def _whole_of(self, files: Iterable[int]) -> dict[int, list[Bytes]]:
-        """Return the segments of those files that are here as a whole, and of others.
-
-        They are held for a minute, or until this process removes pages: then looked at again.
+        Asked for bytes that no file has, it says None, too.
         """
-        state = self._pages.removals, time.monotonic() // USED_S
-        if state != self._looked:
-            self._looked, self._whole = state, {}
-        whole = self._whole
-        for file in dict.fromkeys(files):
-            if file not in whole:
-                segments = self._pages.whole(self._key(file), self._size(file))
-                if segments:
-                    whole[file] = segments
-        return whole
+        key = self._keys.get(file)
+        return None if key is None else self._pages.view(key, offset, nbytes)
 
     def read_into(self, file: int, offset: int, out: Bytes) -> None:
         """Copy bytes of a file, fetched where they are not here."""
-        if (mapped := self.mapped(file)) is not None:
-            out[:] = mapped[offset : offset + len(out)]
-            return
         if lacking := self._pages.read_into(self._key(file), offset, out):
+            self._here = 0
             self._await(file, offset, out, lacking)
 
     def _await(self, file: int, offset: int, out: Bytes, lacking: Sequence[Span]) -> None:
@@ -262,42 +243,16 @@ class RemoteFiles:
                 most_bytes -= last - first
         return found
 
-    def _widened(self, request: Request, margin: float) -> Request:
-        """Return a request with what no array has between it and what is here, or an end.
-
-        So a file whose arrays are all here is here as a whole.
-        """
-        file, begin, end = request
-        self._spare += margin * (end - begin)
-        most = min(int(self._spare / 2), MOST_MARGIN_BYTES)
-        if not margin or not most or self.place.options.gap_bytes == 0:
-            return request
-        key, size = self._key(file), self._size(file)
-        low, high = self._of(file).around(begin, end, size)
-        low = max(low, self._pages.before(key, begin, max(begin - most, 0)))
-        behind = self._pages.behind(key, end, min(end + most, size))
-        high = high if behind is None else min(high, behind)
-        begin = low if 0 <= begin - low < most else begin
-        end = high if 0 <= high - end < most else end
-        self._spare -= end - begin - (request.end - request.begin)
-        return Request(file, begin, end)
-
     def _of(self, file: int) -> _UnderWay:
         return self._under_way.get(file) or self._under_way.setdefault(file, _UnderWay())
 
-    def _begin(self, requests: Iterable[Request], margin: float = 0.0) -> list[UnderWay]:
+    def _begin(self, requests: Iterable[Request]) -> list[UnderWay]:
         """Ask for bytes; each future is done once they are pages."""
         begun: list[tuple[Request, Future[memoryview]]] = []
         try:
-            for plain in requests:
-                begun.append((plain, Future[memoryview]()))
-                self._of(plain.file).add(plain.begin, plain.end, begun[-1][1])
-            for number, (plain, kept) in enumerate(begun):  # each up to its neighbours
-                under_way = self._of(plain.file)
-                under_way.remove(plain.begin, kept)
-                request = self._widened(plain, margin)
-                begun[number] = request, kept
-                under_way.add(request.begin, request.end, kept)
+            for request in requests:
+                begun.append((request, Future[memoryview]()))
+                self._of(request.file).add(request.begin, request.end, begun[-1][1])
             self._requests.ask([self._ask_for(*each) for each in begun])
         except BaseException as error:  # Ctrl-C, too: nobody may wait for what never comes
             for each in begun:

@@ -23,7 +23,7 @@ import shutil
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import FileIO
 from itertools import count
 from pathlib import Path
@@ -34,7 +34,7 @@ import xxhash
 
 from featcache.errors import StorageFullError
 from featcache.interface import Bytes
-from featcache.remote.ranges import Span, Spans
+from featcache.remote.ranges import Piece, Span, Spans
 
 Key = TypeVarTuple("Key")
 T = TypeVar("T")
@@ -127,7 +127,6 @@ class Pages:
         # by process, key and number
         self._segments: dict[tuple[int, str, int], _Segment] = {}
         self._turns = count()
-        self.removals = 0  # of segments that others may still hold
         self._most_open = most_open()
         self._written = LOOK_EVERY_BYTES  # look at the first write
         self._locks = Locks()
@@ -146,46 +145,42 @@ class Pages:
                     looked.add(number)
         return found
 
-    def before(self, key: str, begin: int, least: int) -> int:
-        """Return where the last bytes here before `begin` end; 0: before `least`, if at all."""
-        for number in range(begin // SEGMENT_BYTES, least // SEGMENT_BYTES - 1, -1):
-            segment = self._there(key, number)
-            if segment is not None and (found := segment.before(begin)):
-                return found
-        return 0
+    def view(self, key: str, begin: int, nbytes: int) -> Bytes | None:
+        """Return bytes of an object without a copy; None unless they are known to be here.
 
-    def behind(self, key: str, end: int, most: int) -> int | None:
-        """Return where the first bytes here from `end` on begin; None: behind `most`, if at all."""
-        for number in range(end // SEGMENT_BYTES, most // SEGMENT_BYTES + 1):
-            segment = self._there(key, number)
-            if segment is not None and (found := segment.behind(end)) is not None:
-                return found
-        return None
-
-    def whole(self, key: str, size: int) -> list[Bytes] | None:
-        """Return the segments of an object, each as long as any, if all of its bytes are here.
-
-        They stay readable when they are removed, and take their room until nobody has them.
+        Those of two segments are not. They stay readable when they are removed, and take their room
+        until nobody has them.
         """
-        found: list[Bytes] = []
-        for number, first, last in _by_segment(0, size):
-            segment = self._there(key, number)
-            if segment is None or segment.missing(first, last):
-                return None
-            found.append(segment.bytes)
-        return found
+        segment = self._known(key, begin // SEGMENT_BYTES)
+        return None if segment is None else segment.view(begin, nbytes)
+
+    def copy_known(
+        self, keys: Mapping[int, str], pieces: Iterable[Piece], outs: Iterable[Bytes]
+    ) -> list[int]:
+        """Copy what is known to be here of some pieces, each to the front of one of `outs`.
+
+        Pieces are (object, first byte, bytes), and `keys` those of the objects. Returns the numbers
+        of the pieces that are not copied.
+        """
+        known: dict[tuple[int, int], _Segment | None] = {}
+        others: list[int] = []
+        for number, ((file, begin, nbytes), out) in enumerate(zip(pieces, outs, strict=True)):
+            place = file, begin // SEGMENT_BYTES
+            if place not in known:
+                known[place] = self._known(keys.get(file), place[1])
+            segment = known[place]
+            here = None if segment is None else segment.view(begin, nbytes)
+            if here is None:
+                others.append(number)
+            else:
+                out[:nbytes] = here
+        return others
 
     def read_into(self, key: str, begin: int, out: Bytes) -> list[Span]:
         """Copy bytes of an object that are here; return the spans that are not.
 
         Others may remove pages at any moment: `missing` tells what to fetch, this what was read.
         """
-        number, at = divmod(begin, SEGMENT_BYTES)
-        end = at + len(out)
-        segment = self._there(key, number) if end <= SEGMENT_BYTES else None
-        if segment is not None and segment.has(begin, begin + len(out)):  # most often
-            out[:] = segment.bytes[at:end]
-            return []
         lacking: list[Span] = []
         for number, first, last in _by_segment(begin, begin + len(out)):
             segment = self._there(key, number)
@@ -239,12 +234,17 @@ class Pages:
     def _path(self, key: str, number: int) -> Path:
         return self.directory / key / f"{number:06d}{SUFFIX}"
 
+    def _known(self, key: str | None, number: int) -> _Segment | None:
+        """Return a segment that is open, None unless there is one; no lock, which takes 1 us."""
+        segment = None if key is None else self._segments.get((_forks, key, number))
+        if segment is None or not segment.is_there():
+            return None
+        segment.turn = next(self._turns)
+        return segment
+
     def _there(self, key: str, number: int) -> _Segment | None:
         """Return a segment, None unless there is one."""
-        place = (_forks, key, number)
-        segment = self._segments.get(place)
-        if segment is not None and segment.is_there():  # most often: no lock, which takes 1 us
-            segment.turn = next(self._turns)
+        if (segment := self._known(key, number)) is not None:  # most often
             return segment
         try:
             return self._opened(key, number, make=False)
@@ -268,7 +268,6 @@ class Pages:
         """Forget segments used longest ago if many are open; who reads in one has it still."""
         if len(self._segments) >= self._most_open:
             places = sorted(self._segments, key=lambda place: self._segments[place].turn)
-            self.removals += 1
             for place in places[: self._most_open // 8]:
                 del self._segments[place]
 
@@ -303,7 +302,6 @@ class Pages:
         with self._lock:  # their bytes are free once nobody has them open
             for place in [place for place, each in self._segments.items() if each.is_removed()]:
                 del self._segments[place]
-                self.removals += 1
 
     def _full(self, error: OSError) -> StorageFullError:
         return StorageFullError(
@@ -351,11 +349,21 @@ class _Segment:
         self._used = now
         return True
 
+    def view(self, begin: int, nbytes: int) -> Bytes | None:
+        """Return bytes of the object without a copy, None where it is not known to have them."""
+        at = begin - self._begin
+        with self._lock:
+            if nbytes <= 0 or not self._spans.has(begin, begin + nbytes):
+                return None
+        return self.bytes[at : at + nbytes]
+
     def has(self, begin: int, end: int) -> bool:
+        """Whether it is known to have bytes of the object."""
         with self._lock:
             return self._spans.has(begin, end)
 
     def missing(self, begin: int, end: int, *, look: bool = True) -> list[Span]:
+        """Return the spans between `begin` and `end` that it has not; looks at new records."""
         with self._lock:
             if self._spans.has(begin, end):
                 return []
@@ -363,16 +371,8 @@ class _Segment:
                 self._read_records()  # others may have written it
             return self._spans.missing(begin, end)
 
-    def before(self, begin: int) -> int:
-        with self._lock:
-            return self._spans.before(begin)
-
-    def behind(self, end: int) -> int | None:
-        with self._lock:
-            found = self._spans.behind(end, -1)
-        return found if found >= 0 else None
-
     def write(self, begin: int, data: memoryview) -> None:
+        """Keep bytes of the object."""
         at = begin - self._begin
         done = 0
         while done < len(data):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 Span = tuple[int, int]  # first byte, and the one after the last
+Piece = tuple[int, int, int]  # file, first byte, bytes
 
 
 class Request(NamedTuple):
@@ -63,19 +64,9 @@ class Spans:
             at += 1
         return found
 
-    def before(self, begin: int) -> int:
-        """Return where the last bytes end that are there before `begin`; 0 for none."""
-        at = bisect_right(self._ends, begin)
-        return self._ends[at - 1] if at else 0
-
-    def behind(self, end: int, size: int) -> int:
-        """Return where the first bytes begin that are there from `end` on; `size` for none."""
-        at = bisect_left(self._begins, end)
-        return self._begins[at] if at < len(self._begins) else size
-
 
 def planned(
-    wanted: Sequence[tuple[int, int, int]], gap_bytes: int, most_bytes: int, extra: float
+    wanted: Sequence[Piece], gap_bytes: int, most_bytes: int, extra: float
 ) -> list[Request]:
     """Return the requests for pieces (file, first byte, bytes), those first whose pieces are first.
 
@@ -108,7 +99,7 @@ def planned(
     return _by_need([piece for each in found for piece in _split(each, most_bytes)], wanted)
 
 
-def _by_need(requests: Sequence[Request], wanted: Sequence[tuple[int, int, int]]) -> list[Request]:
+def _by_need(requests: Sequence[Request], wanted: Sequence[Piece]) -> list[Request]:
     """Order requests, which are in the order of their places, by the first piece of each."""
     begins = [(each.file, each.begin) for each in requests]
     found: dict[Request, None] = {}

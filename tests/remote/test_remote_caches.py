@@ -23,7 +23,7 @@ import featcache
 from featcache import CacheWriter, FeatureLoader, FeatureStorageConfig, errors
 from featcache.errors import CacheError, ClosedError, ConfigError, CorruptCacheError, RemoteError
 from featcache.reading.shell import RemoteCache
-from featcache.remote import RemoteOptions, RemotePlace, pages, requests_to
+from featcache.remote import RemoteOptions, RemotePlace, files, pages, requests_to
 from featcache.samplers import BucketBatchSampler
 
 pytest.importorskip("obstore")
@@ -111,6 +111,43 @@ def test_an_epoch_asks_for_each_byte_once_and_the_next_for_none(
     epoch_of(cache)
     epoch_of(featcache.open(f"{server.url}/memmap", remote=options(tmp_path)))  # kept on the disk
     assert len(server.requests) == done
+
+
+def test_pages_that_go_after_many_epochs_without_a_request_are_asked_for_ahead_again(
+    server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "QUIET", len(ARRAYS))
+    monkeypatch.setattr(pages, "USED_S", 0.0)
+    cache = featcache.open(f"{server.url}/memmap", remote=options(tmp_path, gap_bytes=0))
+    for _ in range(3):
+        epoch_of(cache)
+    for path in (tmp_path / "pages").glob(f"*/*{pages.SUFFIX}"):  # as another process does
+        path.unlink()
+    id, asked = next(iter(ARRAYS)), len(server.requests)
+    assert np.array_equal(cache.read(id, "fbank"), ARRAYS[id])  # the first that is lacking
+    server.delay_s, server.most = 0.02, 0
+    batches = FeatureLoader(cache, "fbank", batch_size=2, shuffle=True, seed=1)
+    assert sum(len(batch["id"]) for batch in batches) == len(ARRAYS)
+    assert len(server.requests) - asked > 1
+    assert server.most > 4  # of two batches
+    epoch_of(cache)
+
+
+@pytest.mark.parametrize("backend", ["memmap", "webdataset"])
+def test_an_array_that_was_read_before_is_given_without_a_copy(
+    backend: str, server: RangeServer, tmp_path: Path
+) -> None:
+    cache = featcache.open(f"{server.url}/{backend}", remote=options(tmp_path))
+    ids = list(ARRAYS)[:30]  # so no container is here as a whole
+    cache.read_batch(ids, "fbank")
+    asked = len(server.requests)
+    for id in ids:
+        one, same = (cache.read(id, "fbank", copy=False) for _ in range(2))
+        assert np.shares_memory(one, same)
+        assert not one.flags.writeable
+        assert np.array_equal(one, ARRAYS[id])
+        assert np.array_equal(cache.read(id, "fbank", stop=1, copy=False), ARRAYS[id][:1])
+    assert len(server.requests) == asked
 
 
 def test_what_is_read_ahead_is_asked_for_over_several_batches(

@@ -201,6 +201,21 @@ def test_ctrl_c_in_one_thread_is_no_error_of_another_that_wants_the_same_bytes(
     assert set(out.tolist()) == {7}
 
 
+def test_damaged_pages_are_asked_for_anew_though_others_have_removed_them_first(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "USED_S", 0.0)  # what others remove is noticed at once
+    asked, out = Asked(), np.zeros(10, np.uint8)
+    files = files_of(asked, pages, size=10)
+    put(pages, "key")
+    files.read_many([(0, 0, 10)], [out])
+    Pages(pages.directory, 1 << 40, 0).remove("key", 0, 10)
+    assert pages.missing("key", [(0, 10)])
+    files.forget(0, 0, 10)
+    files.prefetch([(0, 0, 10)])
+    assert len(asked.asked) == 1
+
+
 def test_who_reads_on_after_an_error_waits_for_nothing_that_was_asked_before(pages: Pages) -> None:
     asked = Asked()
     files = files_of(asked, pages)
@@ -556,33 +571,6 @@ def test_jobs_that_an_ending_interpreter_does_not_do_are_given_up() -> None:
     may_end.set()
     for thread in ending:
         thread.join(10)
-
-
-def test_requests_of_one_plan_do_not_overlap_when_they_are_widened(
-    tmp_path: Path, pages: Pages
-) -> None:
-    size = 24 << 20
-    (tmp_path / "x").write_bytes(bytes(size))
-    with serving(tmp_path) as server:
-        requests = Requests(RemotePlace(server.url, RemoteOptions()))
-        remote = files_of(requests, pages, "x", size)
-        first = [(0, number << 20, 1 << 20) for number in range(0, 20, 2)]
-        remote.prefetch(first)
-        remote.read_many(first, [np.empty(1 << 20, np.uint8) for _ in first])
-        asked: list[tuple[int, int]] = []
-        ask = requests.ask
-
-        def noted(asks: Sequence[Ask]) -> None:
-            asked.extend((each.first, each.end) for each in asks)
-            ask(asks)
-
-        requests.ask = noted  # type: ignore[method-assign]
-        last = [(0, size - 20_000, 1000), (0, size - 10_000, 1000)]
-        remote.prefetch(last)
-        remote.read_many(last, [np.empty(1000, np.uint8) for _ in last])
-        assert len(asked) == 2
-        assert asked[0][0] <= size - 20_000
-        assert asked[0][1] <= asked[1][0] <= size - 10_000 < asked[1][1]
 
 
 def test_threads_that_ask_at_once_share_requests_and_pages(

@@ -27,7 +27,7 @@ from featcache.remote import (
     io,
     requests_to,
 )
-from featcache.remote.ranges import Spans, planned
+from featcache.remote.ranges import Piece, Spans, planned
 
 pytest.importorskip("obstore")
 BACKENDS = ("memmap", "hdf5", "webdataset", "zarr", "lilcom")
@@ -82,13 +82,13 @@ class Planned:
         self._wanted: dict[int, Spans] = {}
         plain = RemoteFiles.prefetch
 
-        def noted(remote: RemoteFiles, pieces: Sequence[files.Piece], *most: int) -> None:
+        def noted(remote: RemoteFiles, pieces: Sequence[Piece], *most: int) -> None:
             self._note(pieces, remote._requests.gap_bytes())
             plain(remote, pieces, *most)
 
         monkeypatch.setattr(RemoteFiles, "prefetch", noted)
 
-    def _note(self, pieces: Sequence[files.Piece], gap_bytes: int) -> None:
+    def _note(self, pieces: Sequence[Piece], gap_bytes: int) -> None:
         lacking = []
         for file, begin, nbytes in pieces:
             self._wanted.setdefault(file, Spans()).add(begin, begin + nbytes)
@@ -138,29 +138,29 @@ def test_as_many_batches_as_are_ahead_are_planned_together_while_there_is_room(
     assert sum(together) == 100
 
 
-def test_a_file_whose_arrays_are_all_here_is_here_as_a_whole_and_mapped(
-    bucket: Path, server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("backend", ["memmap", "webdataset"])
+def test_where_all_arrays_are_here_nothing_is_planned_any_more(
+    backend: str,
+    bucket: Path,
+    server: RangeServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cache = opened(server, "memmap", tmp_path)
-    found: list[RemoteFiles] = []
-    plain = RemoteFiles.read_many
-
-    def noted(remote: RemoteFiles, *arguments: Any) -> None:
-        found.append(remote)
-        plain(remote, *arguments)
-
-    monkeypatch.setattr(RemoteFiles, "read_many", noted)
-    for _ in range(2):
-        list(FeatureLoader(cache, "fbank", batch_sampler=batches_of(cache, False)))
-    assert found[0].mapped(0) is not None
+    cache, wanted = opened(server, backend, tmp_path), featcache.open(bucket / backend)
+    loader = FeatureLoader(cache, "fbank", batch_sampler=batches_of(cache, False))
+    list(loader)
     asked = len(server.requests)
-    wanted = featcache.open(bucket / "memmap")
-    for batch in FeatureLoader(cache, "fbank", batch_sampler=batches_of(cache, False)):
+    list(loader)  # which finds that all is here
+    planned = list[object]()
+    monkeypatch.setattr(RemoteFiles, "prefetch", lambda *arguments: planned.append(arguments))
+    for batch in loader:
         for id, row, length in zip(
             batch["id"], batch["fbank"], batch["fbank_lengths"], strict=True
         ):
             assert np.array_equal(row[: int(length)].numpy(), wanted.read(id, "fbank"))
+    assert planned == []
     assert len(server.requests) == asked
+    assert loader.metrics()["hits"] == 1
 
 
 def test_metrics_tell_requests_bytes_and_hits_of_an_iteration(
