@@ -22,6 +22,8 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from featcache.adoption.libraries.lmdb_store import DATA, values_of
+
 RUNS_CODE = "pickles may run code when they are loaded"
 ONE_ARRAY = "one array is no data set"
 IDS = ("id", "ID", "utt_id", "utt", "key", "name", "audio_id", "utterance_id", "uttid", "__key__")
@@ -85,27 +87,15 @@ def loads_of_folder(folder: Path) -> Loads | None:
         load = "zarr.open_array(p, mode='r')[...]"
         whole = f"{{p.stem: {load} for p in pathlib.Path(<path>).glob('*.zarr')}}"
         return Loads("groups of Zarr are read, and no folders of arrays", whole)
-    return _of_lmdb(folder) if (folder / "data.mdb").exists() else None
+    return _of_lmdb(folder) if (folder / DATA).exists() else None
 
 
 def _of_lmdb(path: Path) -> Loads | None:
     """Return what loads LMDB, as the first value tells."""
-    try:
-        import lmdb
-    except ImportError:
-        return None
-    try:
-        with (
-            closing(
-                lmdb.open(str(path), readonly=True, lock=False, subdir=path.is_dir())
-            ) as opened,
-            opened.begin() as reading,
-        ):
-            pairs = islice(reading.cursor(), 16)
-            data = next((bytes(v) for k, v in pairs if bytes(k)[:2] != b"__"), None)
-    except lmdb.Error:
-        return None
-    if data is None:
+    with values_of(path / DATA if path.is_dir() else path) as values:
+        pairs = islice(values.items(), 16)
+        data = next((value for _, key, value in pairs if key[:2] != b"__"), None)
+    if data is None or data[:6] == b"\x93NUMPY" or _is_npz(data):
         return None
     rows = f"lmdb.open(<path>, readonly=True, lock=False, subdir={path.is_dir()}).begin().cursor()"
     load = f"{{k.decode(): {of_bytes(data, 'v')} for k, v in {rows} if k[:2] != b'__'}}"
@@ -420,10 +410,16 @@ def _of_sqlite(path: Path) -> Loads | None:
     return None
 
 
+def _is_npz(data: bytes) -> bool:
+    return data[:4] == b"PK\3\4" and b".npy" in data[:256]
+
+
 def of_bytes(data: bytes, name: str) -> str:
     """Return an expression for the array that bytes are, which are called so in it."""
     if data[:6] == b"\x93NUMPY":
         return f"numpy.load(io.BytesIO({name}))"
+    if _is_npz(data):
+        return f"dict(numpy.load(io.BytesIO({name})))"
     if data[:4] == b"PK\3\4":
         return f"torch.load(io.BytesIO({name}), weights_only=False)"
     is_pickle = data[:1] == b"\x80" and data[-1:] == b"."
@@ -534,7 +530,7 @@ _BY_BYTES: tuple[tuple[int, bytes, _LoadsOf], ...] = (
 )
 _BY_SUFFIX: dict[str, _LoadsOf] = {
     ".tar": lambda path, front: _of_tar(path),
-    ".mdb": lambda path, front: _of_lmdb(path.parent if path.name == "data.mdb" else path),
+    ".mdb": lambda path, front: None if path.name == "lock.mdb" else _of_lmdb(path),
     ".lmdb": lambda path, front: _of_lmdb(path),
     ".safetensors": lambda path, front: _of_safetensors(front),
     ".msgpack": lambda path, front: _of_msgpack(front),
