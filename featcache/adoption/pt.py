@@ -477,7 +477,8 @@ class _Held:
             return {feature: self.value}
         if isinstance(self.value, dict):
             return self.value
-        raise AdoptionError(f"{self.where} holds {type(self.value).__name__}, no tensor; {CONVERT}")
+        way = COPY if isinstance(self.value, list | tuple) else CONVERT
+        raise AdoptionError(f"{self.where} holds {type(self.value).__name__}, no tensor; {way}")
 
     def placed(self, tensor: SavedTensor) -> PlacedArray:
         """Return where a tensor lies."""

@@ -84,7 +84,7 @@ class LmdbStore:
 KIND = LmdbStore()
 
 
-class Values:
+class LmdbValues:
     """The values of an open environment, and of the databases that it names."""
 
     def __init__(self, environment: Any, transaction: Any, where: str) -> None:
@@ -121,12 +121,12 @@ class Values:
 
 
 @contextmanager
-def values_of(path: Path) -> Iterator[Values]:
+def values_of(path: Path) -> Iterator[LmdbValues]:
     """Open the values of a file; raises `AdoptionError` for one that is damaged, or cut short."""
     with _opened(path) as opened:
         _refuse_cut(opened, path)
         with opened.begin() as transaction:
-            yield Values(opened, transaction, _where(path))
+            yield LmdbValues(opened, transaction, _where(path))
 
 
 @contextmanager
@@ -177,7 +177,7 @@ def _refuse_cut(opened: Any, path: Path) -> None:
 def touch_all(path: Path) -> None:
     """Read the last byte of each value."""
     with _opened(path) as opened, opened.begin(buffers=True) as transaction:
-        for *_, value in Values(opened, transaction, _where(path)).items():
+        for *_, value in LmdbValues(opened, transaction, _where(path)).items():
             bytes(value[-1:])
 
 
