@@ -62,8 +62,12 @@ class Names:
             return None
         return found.groupdict().get("feature") or self.feature, found["id"]
 
-    def by_feature(self, names: Sequence[str], source: str) -> dict[str, dict[str, int]]:
+    def by_feature(
+        self, names: Sequence[str], source: str, paths: Sequence[str] = ()
+    ) -> dict[str, dict[str, int]]:
         """Return the place of each name by feature and id; those of other names are left out.
+
+        `paths` are those of the files, for messages, where names lack a suffix.
 
         Raises `AdoptionError` unless each id has each feature, once.
         """
@@ -71,11 +75,12 @@ class Names:
         for place, name in enumerate(names):
             if matched := self.match(name):
                 known = found.setdefault(matched[0], {})
-                if known.setdefault(matched[1], place) != place:
+                if (first := known.setdefault(matched[1], place)) != place:
+                    one, other = ((paths or names)[each] for each in (first, place))
                     raise AdoptionError(
                         f"{source!r}: by pattern={self.pattern!r} there is utterance "
-                        f"{matched[1]!r}, feature {matched[0]!r} twice: {name!r}, too; take one "
-                        "away"
+                        f"{matched[1]!r}, feature {matched[0]!r} twice: {one!r} and {other!r}; "
+                        "take one away"
                     )
         if not found:
             raise AdoptionError(f"{source!r} has no array called like {self.pattern!r}")

@@ -365,7 +365,11 @@ def _declared(name: str, feature: FoundFeature, nonfinite: str) -> FeatureStorag
 
 def is_own(path: Path) -> bool:
     """Whether a directory is a cache, or was begun to be one."""
-    return (path / MANIFEST).exists() or all((path / name).is_dir() for name in (PARTS, MANIFESTS))
+    with suppress(PermissionError):  # of a folder that whoever lists it says more about
+        return (path / MANIFEST).exists() or all(
+            (path / name).is_dir() for name in (PARTS, MANIFESTS)
+        )
+    return False
 
 
 def refuse_own(path: Path) -> None:

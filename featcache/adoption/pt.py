@@ -398,7 +398,7 @@ def _named(place: Place, what: str, names: Names) -> tuple[list[str], dict[str, 
             [path for path in paths if path.lower().endswith(end)], end
         )  # refuses one without a name
     stems = [path.rpartition(".")[0] for path in paths]
-    return paths, names.by_feature(stems, place.name)
+    return paths, names.by_feature(stems, place.name, paths)
 
 
 def _check_content(value: object, names: Names) -> None:

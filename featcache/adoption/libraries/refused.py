@@ -27,6 +27,7 @@ from featcache.adoption.libraries.loads import (
     loads_of_kaldi,
     numbered,
 )
+from featcache.errors import AdoptionError, describe
 
 _FILES = 64  # of a folder
 _MOST_JSON = 1 << 26  # bytes of a file that is read whole
@@ -93,8 +94,11 @@ def known_way(source: Path) -> str:
 
 
 def _front(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(MOST_BYTES)
+    try:
+        with path.open("rb") as file:
+            return file.read(MOST_BYTES)
+    except OSError as error:
+        raise AdoptionError(f"{str(path)!r} cannot be read: {describe(error)}") from error
 
 
 def _files(source: Path) -> list[Path]:
