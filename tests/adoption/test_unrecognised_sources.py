@@ -78,6 +78,18 @@ def test_links_are_copied_as_is_said(
         featcache.adopt(tmp_path / "links", tmp_path / "cache-2")
 
 
+def test_other_arrays_behind_the_first_files_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_all(tmp_path / "all", {f"u{n:03}": np.ones((3, 2), np.float32) for n in range(100)})
+    for number in range(9):
+        np.savez(tmp_path / f"all/z{number}.npz", feats=np.ones((3, 2), np.float32))
+    cache = featcache.adopt(tmp_path / "all", tmp_path / "cache")
+    assert len(cache) == 100
+    assert "9 files of arrays that are not called .npy are left out" in caplog.text
+    assert "the first is 'z0.npz'" in caplog.text
+
+
 @pytest.mark.parametrize("end", [".npy", ".pt"])
 def test_files_of_one_id_are_both_named(tmp_path: Path, end: str) -> None:
     other = {".npy": ".NPY", ".pt": ".pth"}[end]
