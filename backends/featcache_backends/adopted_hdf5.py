@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 USER_BLOCKS = (0, 512, 1024, 2048)  # the signature is behind a block of the user's
-MATLAB = b"MATLAB 7.3"
+MATLAB, PANDAS = b"MATLAB 7.3", b"pandas_type"
+LOOK_BYTES = 4096  # in which the first group lies
 SUFFIXES = (".h5", ".hdf5", ".hdf")
 LOOK_AT = 64  # files of a folder
 OPEN_FILES = 64
@@ -65,7 +66,7 @@ class AdoptedHdf5:
             paths = [what] if what else data_files(place, LOOK_AT)
             named = bool(what) or all(path.lower().endswith(SUFFIXES) for path in paths)
             found = bool(paths) and named and _is_hdf5(place, paths[0])
-            return found and not _is_of_matlab(place, paths[0])
+            return found and not _is_of_others(place, paths[0])
         except (FeatcacheError, OSError):
             return False
 
@@ -274,10 +275,11 @@ def _named_so(place: Place) -> list[str]:
     return files_called(place, SUFFIXES) or list(place.files())
 
 
-def _is_of_matlab(place: Place, path: str) -> bool:
-    """Whether MATLAB wrote a file, whose arrays lie transposed there."""
+def _is_of_others(place: Place, path: str) -> bool:
+    """Whether MATLAB wrote a file, whose arrays lie transposed there, or pandas."""
     with place.open(path) as file:
-        return file.size > len(MATLAB) and file.read(0, len(MATLAB)) == MATLAB
+        front = file.read(0, min(file.size, LOOK_BYTES))
+    return front.startswith(MATLAB) or PANDAS in front
 
 
 def _is_hdf5(place: Place, path: str) -> bool:

@@ -14,6 +14,7 @@ or a header that lies is an `AdoptionError`, too.
 from __future__ import annotations
 
 import io
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -28,6 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from featcache.errors import AdoptionError, ConfigError, FeatcacheError
 from featcache.interface import Ints, storage_dtype
 
+_log = logging.getLogger("featcache")
 # the end of a message about what is not adopted as it lies
 CONVERT = "read it with its own library and write a cache of it (featcache.CacheWriter)"
 COPY = "featcache.convert makes a cache of it, by a copy (adopting= takes the settings of adopt)"
@@ -35,6 +37,10 @@ COMPLEX = f"store real and imaginary parts as two features: {CONVERT}"
 RAW = "raw"
 # suffixes of files that people keep beside their arrays; README has none
 _BESIDE = frozenset({"", ".md", ".txt", ".rst", ".log", ".json", ".yaml", ".yml"})
+_OF_ARRAYS = (
+    *(".npy", ".npz", ".pt", ".pth", ".h5", ".hdf5", ".safetensors", ".parquet", ".ark", ".pkl"),
+    *(".pickle", ".mat", ".npy.gz"),
+)
 _LEFT = frozenset({"Thumbs.db", "desktop.ini"})  # by file managers
 MOST_NUMBERS = 1 << 56  # of an array: bytes are counted in 64 bits
 MOST_AXES = 64  # of an array, as NumPy has
@@ -199,8 +205,22 @@ class Found:
 
 
 def files_called(place: Place, ends: tuple[str, ...]) -> list[str]:
-    """Return the files of a place whose names end so, in any case; no hidden ones, as `._a.npy`."""
-    paths = (path for path in place.files() if path.lower().endswith(ends))
+    """Return the files of a place whose names end so, in any case; no hidden ones, as `._a.npy`.
+
+    Warns of other files of arrays, which are left out: kinds look at the first files alone.
+    """
+    others: list[str] = []
+    paths: list[str] = []
+    for path in place.files():
+        if (name := path.lower()).endswith(ends):
+            paths.append(path)
+        elif name.endswith(_OF_ARRAYS) and not _is_hidden(path, _OF_ARRAYS):
+            others.append(path)
+    if others:
+        _log.warning(
+            "%r: %d files of arrays that are not called %s are left out, the first is %r",
+            place.name, len(others), ", ".join(ends), others[0],
+        )  # fmt: skip
     return [path for path in paths if not _is_hidden(path, ends)]
 
 

@@ -16,7 +16,9 @@ EACH = "{id}"  # each name is an utterance
 MOST_FEATURES = 8  # of names that look so; speakers are more
 FEWEST = 2  # utterances, or nothing tells
 SHARE = 0.9  # of the utterances that have each feature, and go together
+MOST_STATISTICS = 8  # arrays called so beside the utterances
 _LETTERS = re.compile(r"[^\W\d_]{2}|^[fF]0$")
+_STATISTICS = ("mean", "means", "std", "stds", "var", "variance", "stats", "statistics", "cmvn")
 
 
 class Names:
@@ -60,8 +62,12 @@ class Names:
             return None
         return found.groupdict().get("feature") or self.feature, found["id"]
 
-    def by_feature(self, names: Sequence[str], source: str) -> dict[str, dict[str, int]]:
+    def by_feature(
+        self, names: Sequence[str], source: str, paths: Sequence[str] = ()
+    ) -> dict[str, dict[str, int]]:
         """Return the place of each name by feature and id; those of other names are left out.
+
+        `paths` are those of the files, for messages, where names lack a suffix.
 
         Raises `AdoptionError` unless each id has each feature, once.
         """
@@ -69,11 +75,12 @@ class Names:
         for place, name in enumerate(names):
             if matched := self.match(name):
                 known = found.setdefault(matched[0], {})
-                if known.setdefault(matched[1], place) != place:
+                if (first := known.setdefault(matched[1], place)) != place:
+                    one, other = ((paths or names)[each] for each in (first, place))
                     raise AdoptionError(
                         f"{source!r}: by pattern={self.pattern!r} there is utterance "
-                        f"{matched[1]!r}, feature {matched[0]!r} twice: {name!r}, too; take one "
-                        "away"
+                        f"{matched[1]!r}, feature {matched[0]!r} twice: {one!r} and {other!r}; "
+                        "take one away"
                     )
         if not found:
             raise AdoptionError(f"{source!r} has no array called like {self.pattern!r}")
@@ -123,6 +130,17 @@ def refuse_features(source: str, names: Sequence[str], rows: Ints | None) -> Non
         f"{', '.join(map(repr, guess.places))} of the same utterances; if they are, {way}; if each "
         f"is an utterance, give pattern={EACH!r}"
     )
+
+
+def named_as_statistics(names: Sequence[str]) -> list[str]:
+    """Return the few names that are those of statistics, such as `mean`, among names of others.
+
+    >>> named_as_statistics(["u1", "u2", "mean", "mel_stats"]), named_as_statistics(["u1_mean"])
+    (['mean', 'mel_stats'], [])
+    """
+    ends = (name for name in names if name.lower().endswith(_STATISTICS))
+    found = [name for name in ends if re.split("[/_.-]", name)[-1].lower() in _STATISTICS]
+    return found if len(found) <= min(MOST_STATISTICS, len(names) - 1) else []
 
 
 def one_by_one(pattern: str, feature: str) -> str:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import os
 import shutil
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath, PurePosixPath
@@ -27,25 +25,24 @@ from featcache.adoptable import (
     FoundFeature,
     Kind,
     Options,
-    Stored,
     TimeAxis,
 )
+from featcache.adoption.checks import check_found, check_shapes
 from featcache.adoption.libraries.payloads import LOAD_IT
 from featcache.adoption.libraries.refused import known_way, way_out
 from featcache.adoption.place import LocalPlace, UrlPlace, is_pattern
-from featcache.declaration import FeatureStorageConfig, FrameTimes, first_contradiction
+from featcache.declaration import FeatureStorageConfig
 from featcache.errors import (
     AdoptionError,
     CacheError,
     ConfigError,
-    FeatureError,
     NotACacheError,
     RemoteError,
 )
 from featcache.format.annotation_columns import Column
 from featcache.format.annotations import Values, check_annotations, kinds_of
 from featcache.format.feature_sets import stored_sets
-from featcache.format.files import check_id, explained
+from featcache.format.files import explained
 from featcache.format.index import ContainerColumns, FeatureColumns, Index
 from featcache.format.journal import Header
 from featcache.format.manifest import (
@@ -58,7 +55,6 @@ from featcache.format.manifest import (
     refuse_other_formats,
 )
 from featcache.format.manifest import NAME as MANIFEST
-from featcache.interface import Ints, storage_dtype
 from featcache.reading.opening import CachePath
 from featcache.reading.roots import PathOrUrl, read_roots, write_root
 from featcache.registry import backend_names, get_backend, get_kind, kind_names, only_reads
@@ -78,6 +74,8 @@ from featcache.writing.held import HeldCache
 from featcache.writing.open_part import Declarations
 from featcache.writing.session import session_of
 from featcache.writing.sets import directory_to_write, has_none_of
+
+_log = logging.getLogger("featcache")
 
 # Publishing what an adopted source holds, as the first generation of a cache or of a build.
 
@@ -184,159 +182,6 @@ def _columns_of(found: Found, features: Declarations) -> dict[str, Column]:
     }
 
 
-# Checks of what a kind found: anybody may bring a kind, and sources are untrusted.
-#
-# Also hints at shapes that look like mistakes, as a writer gives them.
-
-_log = logging.getLogger("featcache")
-
-
-def check_found(found: Found, sizes: Sequence[int]) -> None:
-    """Raise `AdoptionError`, naming an id, for what cannot be a cache's columns.
-
-    Args:
-        found: by a kind.
-        sizes: bytes of each of its containers.
-    """
-    if not len(found.ids):
-        raise AdoptionError("the source holds no utterance")
-    if not found.features:
-        raise AdoptionError("the source holds no feature")
-    for id in found.ids:
-        try:
-            check_id(id)
-        except FeatureError as error:
-            raise AdoptionError(str(error)) from error
-    if len(set(found.ids)) < len(found.ids):
-        twice, _ = Counter(found.ids).most_common(1)[0]
-        raise AdoptionError(f"the source has utterance {twice!r} twice")
-    for name, values in found.annotations.items():
-        if len(values) != len(found.ids):
-            raise AdoptionError(f"annotation {name!r} has not a value for each utterance")
-    for name, feature in found.features.items():
-        _Checked(name, feature, found.ids, np.array(sizes, np.int64)).check()
-
-
-def check_shapes(
-    source: str,
-    ids: Sequence[str],
-    features: Mapping[str, FoundFeature | Stored],
-    time_axis: TimeAxis,
-) -> None:
-    """Refuse batches of one, and warn of what else looks like a mistake, as a writer does.
-
-    Nothing in shapes is certain: with `time_axis=0` the user says that axis 0 is the frames, with
-    another number that this axis was. That
-    utterances have no frames is told all the same.
-
-    Raises `AdoptionError`, naming the first id, where each of several arrays is a single frame of
-    two axes or more, and for features that cannot end together.
-    """
-    for name, feature in features.items():
-        if not feature.has_frames:
-            continue
-        rows, dims = feature.rows, feature.dims
-        empty = np.flatnonzero(rows == 0)
-        if len(empty):
-            _log.warning(
-                "%d of the utterances of %r have no frames of feature %r, the first is %r; see "
-                "why, or delete them from the cache (Cache.delete; the source stays as it is)",
-                len(empty), source, name, ids[int(empty[0])],
-            )  # fmt: skip
-        if isinstance(time_axis, int) or not dims:
-            continue
-        sure = "give time_axis=0 if the first axis is the frames all the same"
-        if len(dims) > 1 and (rows == 1).all():
-            told = (
-                f"feature {name!r}: each array is one frame of shape {dims}, the first is "
-                f"{ids[0]!r}; was a batch axis left in? store array[0] of each, or {sure}"
-            )
-            if len(ids) > 1:
-                raise AdoptionError(told)
-            _log.warning("%r: %s", source, told)
-        if len(dims) == 1 and len(ids) > 1 and 1 < rows[0] < dims[0] and (rows == rows[0]).all():
-            _log.warning(
-                "each of the %d arrays of %r, feature %r, has %d frames of %d numbers: are they "
-                "transposed? give time_axis=1 if the second axis is the frames; %s",
-                len(ids), source, name, rows[0], dims[0], sure,
-            )  # fmt: skip
-    _check_times(ids, features)
-
-
-def _check_times(ids: Sequence[str], features: Mapping[str, FoundFeature | Stored]) -> None:
-    found = {name: each for name, each in features.items() if isinstance(each, FoundFeature)}
-    times = {
-        name: FrameTimes(each.frame_s, each.offset_s)
-        for name, each in found.items()
-        if each.frame_s is not None and each.has_frames
-    }
-    wrong = first_contradiction(times, {name: found[name].rows for name in times})
-    if wrong is not None:
-        raise AdoptionError(
-            f"utterance {ids[wrong[0]]!r}: {wrong[1]}, which cannot both be right; see whether "
-            "both are of the same audio, and mend what the source says of the seconds of a frame"
-        )
-
-
-class _Checked:
-    def __init__(self, name: str, feature: FoundFeature, ids: Sequence[str], sizes: Ints) -> None:
-        self._name, self._feature, self._ids, self._sizes = name, feature, ids, sizes
-
-    def check(self) -> None:
-        feature = self._feature
-        self._check_lengths()
-        row_bytes = storage_dtype(feature.dtype).itemsize * math.prod(feature.dims)
-        self._refuse_rows(feature.rows < 0, "has a negative length")
-        if not feature.has_frames:
-            self._refuse_rows(feature.rows != 1, "has no time axis, but not one row")
-        container = feature.container
-        wrong = (container < 0) | (container >= len(self._sizes))
-        self._refuse_extents(wrong, "lies in no file of the source")
-        wrong = (feature.offset < 0) | (feature.nbytes <= 0)
-        wrong |= feature.nbytes > self._sizes[container] - feature.offset
-        self._refuse_extents(wrong, "lies beyond the end of its file")
-        ends = np.append(0, np.cumsum(feature.nbytes))
-        stored = ends[feature.first[1:]] - ends[feature.first[:-1]]
-        if feature.codec == RAW:
-            wrong = stored // max(row_bytes, 1) != feature.rows
-            wrong |= stored % max(row_bytes, 1) != 0
-            self._refuse_rows(wrong & (row_bytes > 0), "has not the bytes of its frames")
-        else:
-            self._refuse_rows((stored == 0) & (feature.rows * row_bytes > 0), "has no bytes")
-            self._check_blocks()
-
-    def _check_lengths(self) -> None:
-        feature, count = self._feature, len(self._ids)
-        extents = {len(feature.container), len(feature.offset), len(feature.nbytes)}
-        optional = [each for each in (feature.block_rows, feature.skip) if each is not None]
-        fits = len(feature.rows) == len(feature.first) - 1 == count
-        fits = fits and all(len(each) == count for each in optional)
-        fits = fits and int(feature.first[0]) == 0 and bool((np.diff(feature.first) >= 0).all())
-        if not fits or extents != {int(feature.first[-1])}:
-            raise AdoptionError(f"feature {self._name!r}: its columns have different lengths")
-
-    def _check_blocks(self) -> None:
-        feature, zeros = self._feature, np.zeros(len(self._ids), np.int64)
-        block_rows = zeros if feature.block_rows is None else feature.block_rows
-        skip = zeros if feature.skip is None else feature.skip
-        counts = np.diff(feature.first)
-        self._refuse_rows((block_rows < 0) | (skip < 0), "has negative blocks")
-        self._refuse_rows((block_rows == 0) & (skip > 0), "begins in a block of unknown length")
-        most = np.where(block_rows == 0, feature.rows, block_rows * counts - skip)
-        self._refuse_rows((feature.rows > most) & (counts > 0), "has fewer blocks than frames")
-
-    def _refuse_rows(self, wrong: np.ndarray[tuple[int], np.dtype[np.bool_]], why: str) -> None:
-        if wrong.any():
-            id = self._ids[int(wrong.argmax())]
-            raise AdoptionError(f"utterance {id!r}, feature {self._name!r} {why}")
-
-    def _refuse_extents(self, wrong: np.ndarray[tuple[int], np.dtype[np.bool_]], why: str) -> None:
-        if wrong.any():
-            extent = int(wrong.argmax())
-            row = int(self._feature.first.searchsorted(extent, side="right")) - 1
-            raise AdoptionError(f"utterance {self._ids[row]!r}, feature {self._name!r} {why}")
-
-
 # `adopt`: an existing store becomes a cache, by an index of where its bytes lie.
 
 MOST_TOLD = 4  # files
@@ -427,7 +272,8 @@ def _indexed(
             found = kind.index(place, what, options)
         adopted = _source_of(place, found.containers, kind.name, is_folder=not what)
         check_found(found, adopted.sizes)
-        check_shapes(place.name, found.ids, found.features, options.time_axis)
+        by_pattern = getattr(kind, "takes_pattern", False)
+        check_shapes(place.name, found.ids, found.features, options, by_pattern=by_pattern)
     except AdoptionError as error:
         told = with_way(str(error), Path(place.name) if place.is_local else place.name)
         whose = "" if place.name in str(error) else f"{place.name!r}, as kind {kind.name!r}: "
@@ -519,7 +365,11 @@ def _declared(name: str, feature: FoundFeature, nonfinite: str) -> FeatureStorag
 
 def is_own(path: Path) -> bool:
     """Whether a directory is a cache, or was begun to be one."""
-    return (path / MANIFEST).exists() or all((path / name).is_dir() for name in (PARTS, MANIFESTS))
+    with suppress(PermissionError):  # of a folder that whoever lists it says more about
+        return (path / MANIFEST).exists() or all(
+            (path / name).is_dir() for name in (PARTS, MANIFESTS)
+        )
+    return False
 
 
 def refuse_own(path: Path) -> None:

@@ -94,7 +94,7 @@ def _named(place: Place, options: Options) -> tuple[list[str], dict[str, dict[st
     paths = files_called(place, (SUFFIX,))
     if not paths:
         raise AdoptionError(f"there is no {SUFFIX} file in {place.name!r}")
-    return paths, Names(options).by_feature(ids_of(paths, SUFFIX), place.name)
+    return paths, Names(options).by_feature(ids_of(paths, SUFFIX), place.name, paths)
 
 
 def _stored(

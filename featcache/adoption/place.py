@@ -220,8 +220,11 @@ def _files_below(root: str, folder: str, depth: int = 1) -> Iterator[str]:
     for entry in entries:
         path = f"{folder}/{entry.name}" if folder else entry.name
         if entry.is_symlink():
+            if not os.path.exists(entry.path):  # noqa: PTH110 (no object each)
+                raise AdoptionError(f"{entry.path!r} is a link that leads nowhere; remove it")
             raise AdoptionError(
-                f"{entry.path!r} is a link; put the file there, or adopt the folder it leads to"
+                f"{entry.path!r} is a link; adopt the folder it leads to, or a copy without links: "
+                f"shutil.copytree({root!r}, 'copy')"
             )
         if entry.is_dir():
             yield from _files_below(root, path, depth + 1)

@@ -398,7 +398,7 @@ def _named(place: Place, what: str, names: Names) -> tuple[list[str], dict[str, 
             [path for path in paths if path.lower().endswith(end)], end
         )  # refuses one without a name
     stems = [path.rpartition(".")[0] for path in paths]
-    return paths, names.by_feature(stems, place.name)
+    return paths, names.by_feature(stems, place.name, paths)
 
 
 def _check_content(value: object, names: Names) -> None:
@@ -477,7 +477,8 @@ class _Held:
             return {feature: self.value}
         if isinstance(self.value, dict):
             return self.value
-        raise AdoptionError(f"{self.where} holds {type(self.value).__name__}, no tensor; {CONVERT}")
+        way = COPY if isinstance(self.value, list | tuple) else CONVERT
+        raise AdoptionError(f"{self.where} holds {type(self.value).__name__}, no tensor; {way}")
 
     def placed(self, tensor: SavedTensor) -> PlacedArray:
         """Return where a tensor lies."""

@@ -21,12 +21,12 @@ from featcache.adoption.adopt import (
     SAID,
     as_cache,
     check_settings,
-    check_shapes,
     foreign_source,
     kind_of,
     place_of,
     with_way,
 )
+from featcache.adoption.checks import check_shapes
 from featcache.adoption.libraries.mapping import MAPPING, Arrays, arrays_in_memory
 from featcache.adoption.libraries.refused import way_out
 from featcache.adoption.libraries.unpacked import unpacked
@@ -233,7 +233,8 @@ def opened_source(
     check_settings(settings)
     if isinstance(source, Mapping) and not isinstance(source, FeatureTable):
         given = _options(settings)
-        with _library_rows(partial(_in_memory, source, given), MAPPING, settings) as rows:
+        opening = partial(_in_memory, source, given)
+        with _library_rows(opening, MAPPING, settings, by_pattern=True) as rows:
             yield rows
         return
     remote = _remote(settings)
@@ -287,7 +288,8 @@ def _by_library(
     if not isinstance(kind, ReadsArrays):
         raise AdoptionError(f"{refused} ({SAID})") from refused
     opening = partial(_by_kind, source, kind, _options(settings), _remote(settings))
-    return _library_rows(opening, kind.name, settings, source)
+    by_pattern = getattr(kind, "takes_pattern", False)
+    return _library_rows(opening, kind.name, settings, source, by_pattern=by_pattern)
 
 
 @contextmanager
@@ -296,12 +298,14 @@ def _library_rows(
     kind: str,
     settings: Mapping[str, object],
     source: PathOrUrl = "",
+    *,
+    by_pattern: bool,
 ) -> Iterator[LibraryRows]:
     rows = LibraryRows(opening, kind, {}, ())
     try:
         features = rows.readable.features
-        time_axis = _options(settings).time_axis
-        check_shapes(f"source of kind {kind!r}", rows.readable.ids, features, time_axis)
+        where, ids = str(source) or f"source of kind {kind!r}", rows.readable.ids
+        check_shapes(where, ids, features, _options(settings), by_pattern=by_pattern)
         for name, stored in features.items():
             rows.declarations[name] = FeatureStorageConfig(
                 name,

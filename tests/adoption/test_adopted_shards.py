@@ -15,7 +15,7 @@ from foreign_stores import adopted, annotation, assert_holds, contents, random_a
 
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.adoptable import Options
-from featcache.adoption.adopt import check_found
+from featcache.adoption.checks import check_found
 from featcache.adoption.place import MOST_NAMES, LocalPlace
 from featcache.adoption.webdataset import KIND
 from featcache.errors import AdoptionError

@@ -15,7 +15,7 @@ import torch
 from foreign_stores import adopted, annotation, assert_holds, contents, random_arrays
 
 from featcache.adoptable import Options
-from featcache.adoption.adopt import check_found
+from featcache.adoption.checks import check_found
 from featcache.adoption.place import LocalPlace
 from featcache.adoption.pt import KIND, saved
 from featcache.errors import AdoptionError

@@ -124,3 +124,53 @@ def test_utterances_without_frames_are_told(
         door(source, tmp_path / "cache")
     assert "2 of the utterances" in caplog.text
     assert "the first is 'utt-2'" in caplog.text
+
+
+@pytest.mark.parametrize("lengths", [(8, 8), (8, 8, 8, 3)])
+def test_batches_are_refused_unless_the_user_is_sure(
+    tmp_path: Path, door: Door, kind: Kind, lengths: tuple[int, ...]
+) -> None:
+    arrays: Arrays = {f"b{n}": np.ones((each, 5, 4), "f4") for n, each in enumerate(lengths)}
+    source = kind(tmp_path / "source", arrays)
+    with pytest.raises(AdoptionError, match=r"8 frames of shape \(5, 4\), the first is 'b0'; are"):
+        door(source, tmp_path / "cache")
+    sure = door(source, tmp_path / "cache", time_axis=0)
+    assert sure.lengths("feats").tolist() == list(lengths)
+
+
+def test_a_batch_alone_is_told_and_frames_of_two_axes_are_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, door: Door, kind: Kind
+) -> None:
+    with caplog.at_level(logging.WARNING, "featcache"):
+        door(kind(tmp_path / "one", {"feats": np.ones((8, 5, 4), "f4")}), tmp_path / "cache")
+    assert "are these batches" in caplog.text
+    caplog.clear()
+    layers: Arrays = {f"u{n}": np.ones((20 + n, 3, 4), np.float32) for n in range(4)}
+    with caplog.at_level(logging.WARNING, "featcache"):
+        door(kind(tmp_path / "layers", layers), tmp_path / "cache-2")
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("names", [["mean", "std"], ["mel_stats"], ["CMVN"]])
+def test_statistics_beside_utterances_are_none_of_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, door: Door, kind: Kind, names: list[str]
+) -> None:
+    frames: Arrays = {f"u{n}": np.ones((20 + n, 4), np.float32) for n in range(3)}
+    source = kind(tmp_path / "source", {**frames, **dict.fromkeys(names, FRAMES[:2])})
+    told = ", ".join(map(repr, names))
+    with pytest.raises(AdoptionError, match=rf"source.*: {told} among .* give pattern='\{{id\}}'"):
+        door(source, tmp_path / "cache")
+    with caplog.at_level(logging.WARNING, "featcache"):
+        cache = door(source, tmp_path / "cache", pattern="{id}")
+    assert f"{told} among" in caplog.text
+    cache.delete(names)
+    assert set(featcache.open(cache.path)) == set(frames)
+
+
+def test_names_that_all_end_like_statistics_are_ids(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, door: Door, kind: Kind
+) -> None:
+    arrays: Arrays = {f"u{n}_mean": np.ones((20 + n, 4), np.float32) for n in range(4)}
+    with caplog.at_level(logging.WARNING, "featcache"):
+        assert set(door(kind(tmp_path / "source", arrays), tmp_path / "cache")) == set(arrays)
+    assert not caplog.text

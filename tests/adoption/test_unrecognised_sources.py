@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,65 @@ def test_a_link_is_the_reason_that_is_told(tmp_path: Path, folder: Path) -> None
     (folder / "spk0/other.npy").symlink_to(folder / "utt-4.npy")
     with pytest.raises(AdoptionError, match=r"spk0/other\.npy' is a link"):
         featcache.adopt(folder, tmp_path / "cache")
+
+
+def test_links_are_copied_as_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    """As HuggingFace's cache and annexes have them."""
+    (tmp_path / "links").mkdir()
+    for path in folder.glob("*.npy"):
+        (tmp_path / "links" / path.name).symlink_to(path)
+    with pytest.raises(AdoptionError, match=r"is a link; .*: (shutil\.copytree\(.*\))$") as told:
+        featcache.adopt(tmp_path / "links", tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+    exec(str(told.value).rpartition(": ")[2], {"shutil": shutil})
+    cache = featcache.adopt(tmp_path / "copy", tmp_path / "cache")
+    assert set(cache) == {path.stem for path in folder.glob("*.npy")}
+    (tmp_path / "links/none.npy").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "links/a.npy").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(AdoptionError, match=r"a\.npy' is a link that leads nowhere; remove it"):
+        featcache.adopt(tmp_path / "links", tmp_path / "cache-2")
+
+
+def test_other_arrays_behind_the_first_files_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_all(tmp_path / "all", {f"u{n:03}": np.ones((3, 2), np.float32) for n in range(100)})
+    for number in range(9):
+        np.savez(tmp_path / f"all/z{number}.npz", feats=np.ones((3, 2), np.float32))
+    cache = featcache.adopt(tmp_path / "all", tmp_path / "cache")
+    assert len(cache) == 100
+    assert "9 files of arrays that are not called .npy are left out" in caplog.text
+    assert "the first is 'z0.npz'" in caplog.text
+
+
+@pytest.mark.parametrize("end", [".npy", ".pt"])
+def test_files_of_one_id_are_both_named(tmp_path: Path, end: str) -> None:
+    other = {".npy": ".NPY", ".pt": ".pth"}[end]
+    (tmp_path / "all").mkdir()
+    for path in (tmp_path / f"all/u1{end}", tmp_path / f"all/u1{other}"):
+        with path.open("wb") as file:
+            np.save(file, np.ones((3, 2), "f4"))
+    told = " and ".join(map(repr, sorted((f"u1{end}", f"u1{other}"))))
+    with pytest.raises(AdoptionError, match=f"utterance 'u1', feature 'feats' twice: {told}"):
+        featcache.adopt(tmp_path / "all", tmp_path / "cache", kind=end[1:])
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="who may read all")
+@pytest.mark.parametrize("door", [featcache.adopt, featcache.convert])
+@pytest.mark.parametrize("name", ["all.pkl", "all.npz", "all.parquet", "all.h5", "all/u1.npy", ""])
+def test_what_may_not_be_read_is_named(tmp_path: Path, door: Any, name: str) -> None:
+    (tmp_path / "all").mkdir()
+    path = tmp_path / (name or "all")
+    if name:
+        path.write_bytes(b"x")
+    path.chmod(0)
+    try:
+        with pytest.raises(AdoptionError, match=rf"{path.name}[/']* cannot be read: Permission"):
+            door(path if path.parent == tmp_path else path.parent, tmp_path / "cache")
+    finally:
+        path.chmod(0o700)
 
 
 @pytest.mark.parametrize("backend", ["memmap", "hdf5", "webdataset", "zarr"])

@@ -422,6 +422,44 @@ def test_values_of_lmdb_that_say_too_little_are_refused(
     assert "as by featcache.convert({k.decode(): " in message or "damaged" in message
 
 
+@pytest.mark.parametrize("door", ["adopt", "convert"])
+@pytest.mark.parametrize("make", [lmdb_of_npy, lmdb_of_npz, lmdb_of_torch])
+@pytest.mark.parametrize("size", [5000, 4096 * 3, -4096, -100])
+def test_lmdb_that_is_cut_short_is_refused(
+    tmp_path: Path, make: Callable[[Path], Made], size: int, door: str
+) -> None:
+    source, *_ = make(tmp_path)
+    whole = (source / "data.mdb").stat().st_size
+    with (source / "data.mdb").open("r+b") as file:
+        file.truncate(size % whole)
+    with pytest.raises(AdoptionError, match=r"all' (is cut short: it has|cannot be read)"):
+        getattr(featcache, door)(source, tmp_path / "cache")
+
+
+def test_lmdb_whose_last_pages_were_never_written_is_whole(tmp_path: Path) -> None:
+    """As where a transaction deletes what it has put: the library writes no page of that."""
+    lmdb = pytest.importorskip("lmdb")
+    source, array = tmp_path / "all", np.ones((90, 8), np.float32)
+    with lmdb.open(str(source), map_size=1 << 26) as made:
+        for _ in range(3):
+            with made.begin(write=True) as writing:
+                writing.put(b"z", bytes(9000))
+                writing.put(b"y", bytes(40000))
+                writing.put(b"a", as_bytes(np.save, array))
+                writing.delete(b"z")
+                writing.delete(b"y")
+        assert (source / "data.mdb").stat().st_size < 4096 * (made.info()["last_pgno"] + 1)
+    assert_holds(converted(source, tmp_path / "cache"), {"feats": {"a": array}})
+
+
+def test_lmdb_says_to_adopt_what_convert_takes(tmp_path: Path) -> None:
+    for number, make in enumerate((lmdb_of_npy, lmdb_of_npz)):
+        (tmp_path / str(number)).mkdir()
+        source, *_ = make(tmp_path / str(number))
+        with pytest.raises(AdoptionError, match=r"lies; featcache\.convert makes a cache of it"):
+            featcache.adopt(source, tmp_path / "cache")
+
+
 @pytest.mark.parametrize(
     ("mel", "match"),
     [

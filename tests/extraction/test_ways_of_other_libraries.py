@@ -276,7 +276,102 @@ def records(at: Path) -> Made:
     return at / "all.tfrecord", EMBEDDINGS
 
 
+POSTERIORS: Mapping[str, list[list[tuple[int, float]]]] = {
+    "u1": [[(3, 0.5), (7, 0.5)], [], [(3, 1.0)]], "u2": [[(900, 0.25)]],
+}  # fmt: skip
+TRIPLES: Arrays = {
+    id: np.array([[t, *pair] for t, some in enumerate(each) for pair in some])
+    for id, each in POSTERIORS.items()
+}
+
+
+def kaldi(at: Path, name: str, held: Mapping[str, Any], end: str = "ark", mode: str = "") -> Path:
+    """Written by Kaldi's own library."""
+    library = pytest.importorskip("kaldi_native_io")
+    with getattr(library, f"{name}Writer")(f"ark{mode},scp:{at}/all.ark,{at}/all.scp") as writer:
+        for id, value in held.items():
+            writer.write(id, value)
+    return at / f"all.{end}"
+
+
+def htk(path: Path, frames: NDArray[Any], kind: int) -> None:
+    """As HTK writes parameters; bits of a kind say that they are compressed, or have a checksum."""
+    data, count = frames.astype(">f4").tobytes(), len(frames)
+    if kind & 0o2000:
+        scale, bias = np.full(80, 1000, ">f4"), np.full(80, 10, ">f4")
+        whole = (frames * 1000 - 10).round().astype(">i2")
+        data, count = scale.tobytes() + bias.tobytes() + whole.tobytes(), len(frames) + 4
+    head = struct.pack(">iihh", count, 100000, len(data) // count, kind)
+    path.write_bytes(head + data + bytes(2 if kind & 0o10000 else 0))
+
+
+THOUSANDTHS: Arrays = {
+    id: (a * 1000).round().astype("f4") / np.float32(1000) for id, a in MEL.items()
+}
+
+
+def megatron(at: Path) -> Made:
+    """As Megatron's and fairseq's `IndexedDataset` of mapped files."""
+    (at / "all").mkdir()
+    held = [array.astype("u2") for array in TOKENS.values()]
+    (at / "all/text_document.bin").write_bytes(b"".join(each.tobytes() for each in held))
+    sizes = np.array([len(each) for each in held], "<i4")
+    pointers = np.cumsum([0, *2 * sizes[:-1]]).astype("<i8")
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, len(held), len(held) + 1)
+    ends = np.arange(len(held) + 1, dtype="<i8")
+    index = head + sizes.tobytes() + pointers.tobytes() + ends.tobytes()
+    (at / "all/text_document.idx").write_bytes(index)
+    return at / "all", {f"{n:08d}": each for n, each in enumerate(TOKENS.values())}
+
+
+class Buffers(torch.nn.Module):
+    """Tensors for C++, where there is no `torch.load`."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        super().__init__()
+        for id, array in arrays.items():
+            self.register_buffer(id, torch.from_numpy(array))
+
+
 WAYS: dict[str, Callable[[Path], Made]] = {
+    "posteriors of Kaldi": lambda at: (kaldi(at, "Posterior", POSTERIORS), TRIPLES),
+    "posteriors of Kaldi by scp": lambda at: (kaldi(at, "Posterior", POSTERIORS, "scp"), TRIPLES),
+    "posteriors of Kaldi as text": lambda at: (
+        kaldi(at, "Posterior", POSTERIORS, mode=",t"), TRIPLES,
+    ),
+    "lists of lists of Kaldi": lambda at: (
+        kaldi(at, "Int32VectorVector", {"u1": [[5, 6], [], [7]]}),
+        {"u1": np.array([[0, 5], [0, 6], [2, 7]])},
+    ),
+    "pairs of Kaldi by scp": lambda at: (
+        kaldi(at, "FloatPairVector", {"u1": [(0.5, 1.0), (2.0, 3.5)]}, "scp"),
+        {"u1": np.array([[0.5, 1], [2, 3.5]], "f4")},
+    ),
+    "numbers of Kaldi": lambda at: (
+        kaldi(at, "Float", {"u1": 1.5, "u2": 2.0}, "scp"),
+        {"u1": np.array(1.5, "f4"), "u2": np.array(2, "f4")},
+    ),
+    "integers of Kaldi as text": lambda at: (
+        kaldi(at, "Int32Vector", {id: a.tolist() for id, a in TOKENS.items()}, mode=",t"), TOKENS,
+    ),
+    "HTK": lambda at: (each(at / "all", ".mfc", lambda p, a: htk(p, a, 6)), MEL),
+    "HTK with a checksum": lambda at: (
+        each(at / "all", ".mfc", lambda p, a: htk(p, a, 6 | 0o10000)), MEL,
+    ),
+    "compressed HTK": lambda at: (
+        each(at / "all", ".mfc", lambda p, a: htk(p, a, 6 | 0o12000)), THOUSANDTHS,
+    ),
+    "tokens of Megatron": megatron,
+    "TorchScript": lambda at: (
+        saved(at / "all.pt", lambda p: torch.jit.save(torch.jit.script(Buffers(MEL)), p)), MEL,
+    ),
+    "pairs of tensors": lambda at: (
+        saved(at / "all.pt", lambda p: torch.save(
+            [(id, torch.from_numpy(a)) for id, a in MEL.items()], p)), MEL,
+    ),
+    "pairs in a pickle": lambda at: (
+        saved(at / "all.pkl", lambda p: p.write_bytes(pickle.dumps([*MEL.items()]))), MEL,
+    ),
     "one array of Zarr": lambda at: (zarr_array(at, MEL["u1"], 3), {"all": MEL["u1"]}),
     "one array of Zarr 2": lambda at: (zarr_array(at, MEL["u1"], 2), {"all": MEL["u1"]}),
     "a batch in Zarr": lambda at: (zarr_array(at, np.ones((3, 5, 8), "f4"), 3), BATCH),
@@ -415,7 +510,8 @@ def refusal(door: str, source: Path, into: Path) -> str:
 
 
 MODULES = {
-    *("ast", "csv", "gzip", "h5py", "io", "itertools", "json", "kaldiio", "lmdb", "msgpack"),
+    *("ast", "csv", "gzip", "h5py", "io", "itertools", "json", "kaldi_native_io", "kaldiio"),
+    *("lmdb", "msgpack"),
     *("numpy", "pathlib", "pickle", "pyarrow", "scipy", "textgrid", "tfrecord", "torch"),
     *("webdataset", "zarr"),
 }
@@ -590,11 +686,93 @@ def test_features_that_names_end_with_are_told_with_their_pattern(
     assert np.array_equal(cache.read("u1", "f0"), F0["u1"])
 
 
+def sounds(at: Path) -> Path:
+    return each(at / "all", ".wav", lambda path, _: path.write_bytes(b"RIFF"))
+
+
+def sounds_beside_texts(at: Path) -> Path:
+    (at / "all").mkdir()
+    (at / "all/wav").mkdir()
+    each(at / "all/flac", ".flac", lambda path, _: path.write_bytes(b"fLaC"))
+    (at / "all/trans.txt").write_text("u1 HELLO\n")
+    return sounds(at / "all/wav").parent.parent
+
+
+def sounds_in_a_tar(at: Path) -> Path:
+    return tar(at / "all.tar", lambda id: {"flac": b"fLaC", "json": b'{"a": 1}', "txt": b"a"})
+
+
+def sounds_of_kaldi(at: Path) -> Path:
+    (at / "wav.scp").write_text("u1 flac -dc u1.flac |\n")
+    return at / "wav.scp"
+
+
+def data_of_kaldi(at: Path) -> Path:
+    (at / "data").mkdir()
+    (at / "data/text").write_text("u1 HELLO\n")
+    sounds_of_kaldi(at / "data")
+    return at / "data"
+
+
+def sounds_in_parquet(at: Path) -> Path:
+    """As HuggingFace's `Audio`."""
+    held = [{"bytes": b"RIFF", "path": f"{id}.wav"} for id in MEL]
+    return table(at / "all.parquet", {"id": list(MEL), "audio": held})
+
+
+SOUNDS = [sounds, sounds_beside_texts, sounds_in_a_tar, sounds_of_kaldi, data_of_kaldi,
+          sounds_in_parquet]  # fmt: skip
+
+
 @pytest.mark.parametrize("door", ["adopt", "convert"])
-def test_waveforms_are_no_features(tmp_path: Path, door: str) -> None:
-    each(tmp_path / "all", ".wav", lambda path, _: path.write_bytes(b"RIFF"))
-    with pytest.raises(AdoptionError, match=r"these are waveforms; featcache\.extract computes"):
-        getattr(featcache, door)(tmp_path / "all", tmp_path / "cache")
+@pytest.mark.parametrize("make", SOUNDS)
+def test_waveforms_are_no_features(tmp_path: Path, make: Callable[[Path], Path], door: str) -> None:
+    if make is sounds_in_parquet:
+        door = "convert"  # as `adopt` says
+    with pytest.raises(AdoptionError, match=r"; featcache\.extract computes features of them"):
+        getattr(featcache, door)(make(tmp_path), tmp_path / "cache")
+
+
+@pytest.mark.parametrize("kind", ['{"type": "array", "items": "float"}', '["null", "bytes"]'])
+def test_records_of_avro_are_loaded_by_their_schema(tmp_path: Path, kind: str) -> None:
+    schema = (
+        f'{{"fields": [{{"name": "utt_id", "type": "string"}}, {{"name": "x", "type": {kind}}}]}}'
+    )
+    size = len(schema) * 2  # both in zigzag, seven bits a byte
+    head = b"Obj\1\4\x16avro.schema" + bytes([size & 127 | 128, size >> 7]) + schema.encode()
+    (tmp_path / "all.avro").write_bytes(head + bytes(40))
+    load = (
+        r"numpy\.array\(a\['x'\]\)" if "array" in kind else r"numpy\.load\(io\.Bytes.*'float32'\)"
+    )
+    line = rf"as by featcache\.convert\(\{{a\['utt_id'\]: {load} for a in fastavro\.reader\(open\("
+    with pytest.raises(AdoptionError, match=line):
+        featcache.adopt(tmp_path / "all.avro", tmp_path / "cache")
+
+
+def test_frames_of_pandas_are_loaded_by_pandas(tmp_path: Path) -> None:
+    """Whose arrays are axes and blocks beside those of the numbers."""
+    with h5py.File(tmp_path / "all.h5", "w") as file:
+        file.create_group("u1").attrs["pandas_type"] = b"frame"
+        for name in ("axis0", "axis1", "block0_items"):
+            file[f"u1/{name}"] = np.arange(5)
+        file["u1/block0_values"] = MEL["u1"]
+    line = (
+        r"\(a frame an utterance.*convert\(\{k\[1:\]: pandas\.read_hdf\('.*all\.h5', k\)\.to_numpy"
+    )
+    for door in (featcache.adopt, featcache.convert):
+        with pytest.raises(AdoptionError, match=line):
+            door(tmp_path / "all.h5", tmp_path / "cache")
+
+
+def test_tuples_beside_texts_are_items(tmp_path: Path) -> None:
+    """As of data sets that were saved item by item."""
+    each(tmp_path / "all", ".pt", lambda p, a: torch.save((torch.from_numpy(a), p.stem, 3), p))
+    with pytest.raises(AdoptionError, match=r"holds tuple, no tensor; featcache\.convert makes a"):
+        featcache.adopt(tmp_path / "all", tmp_path / "cache")
+    cache = featcache.convert(tmp_path / "all", tmp_path / "cache", progressbar=False)
+    assert list(cache.features) == ["item0"]
+    assert list(cache.annotation("item1")) == list(cache.ids)
+    assert np.array_equal(cache.read("u1", "item0"), MEL["u1"])
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -35,6 +35,7 @@ from featcache.adoptable import (
     frames_first,
     stored_as,
 )
+from featcache.adoption.libraries.loads import WAVEFORMS, array_of
 from featcache.adoption.libraries.named_arrays import ArrayInfo
 from featcache.adoption.libraries.payloads import LOAD_IT, told
 from featcache.adoption.place import GatheredValues
@@ -399,10 +400,10 @@ def _refuse_columns(source: str, fields: pyarrow.Schema, id: str) -> NoReturn:
     bytes_of = [each.name for each in fields if pyarrow.types.is_binary(each.type)]
     numbers = [each.name for each in fields if pyarrow.types.is_floating(each.type)]
     way = LOAD_IT
-    if (bytes_of or numbers) and not source.endswith((".arrow", ".ipc")):
-        a = f"a[{bytes_of[0]!r}]" if bytes_of else ""
-        is_npy = f"{a}[:6] == b'\\x93NUMPY'"
-        npy = f"numpy.load(io.BytesIO({a})) if {is_npy} else numpy.frombuffer({a}, 'float32')"
+    if {"bytes", "path"} <= {*fields.names}:
+        way = f"these are files; {WAVEFORMS.partition('; ')[2]}, where they are waveforms"
+    elif (bytes_of or numbers) and not source.endswith((".arrow", ".ipc")):
+        npy = array_of(f"a[{bytes_of[0]!r}]" if bytes_of else "")
         library = "feather" if source.endswith(".feather") else "parquet"
         table = f"pyarrow.{library}.read_table({source!r})"
         line = f"{{a[{id!r}]: {npy} for a in {table}.to_pylist()}}"

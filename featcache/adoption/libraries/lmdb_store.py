@@ -6,6 +6,8 @@ database is a feature: keys are then called `<database>/<key>`.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,7 +45,7 @@ class LmdbStore:
     def readable(self, place: Place, what: str, options: Options) -> Iterator[Readable]:
         """Read the values of all keys by LMDB."""
         path = what or DATA
-        with _values(place.local(path)) as values:
+        with values_of(place.local(path)) as values:
             keys, contents = [], []
             for database, key, value in values.items():
                 if key.startswith(b"__"):
@@ -82,7 +84,7 @@ class LmdbStore:
 KIND = LmdbStore()
 
 
-class _Values:
+class LmdbValues:
     """The values of an open environment, and of the databases that it names."""
 
     def __init__(self, environment: Any, transaction: Any, where: str) -> None:
@@ -110,6 +112,7 @@ class _Values:
         return True
 
     def get(self, database: bytes, key: bytes) -> bytes:
+        """Return a value; raises `AdoptionError` where it has gone meanwhile."""
         with told(self._where):
             found = self._transaction.get(key, db=self._databases[database])
         if found is None:
@@ -118,7 +121,16 @@ class _Values:
 
 
 @contextmanager
-def _values(path: Path) -> Iterator[_Values]:
+def values_of(path: Path) -> Iterator[LmdbValues]:
+    """Open the values of a file; raises `AdoptionError` for one that is damaged, or cut short."""
+    with _opened(path) as opened:
+        _refuse_cut(opened, path)
+        with opened.begin() as transaction:
+            yield LmdbValues(opened, transaction, _where(path))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
         import lmdb
     except ModuleNotFoundError as error:
@@ -126,7 +138,6 @@ def _values(path: Path) -> Iterator[_Values]:
             "kind 'lmdb' needs 'lmdb'; try: pip install 'featcache[lmdb]'"
         ) from error
     in_folder = path.name == DATA
-    where = repr(str(path.parent if in_folder else path))
     try:
         # without a lock file, since nothing is written beside what others own
         opened = lmdb.open(
@@ -135,9 +146,39 @@ def _values(path: Path) -> Iterator[_Values]:
             max_dbs=MOST_NAMED,
         )  # fmt: skip
     except lmdb.Error as error:
-        raise AdoptionError(f"{where} cannot be read: {error}") from error
-    with opened, opened.begin() as transaction:
-        yield _Values(opened, transaction, where)
+        raise AdoptionError(f"{_where(path)} cannot be read: {error}") from error
+    with opened:
+        yield opened
+
+
+def _where(path: Path) -> str:
+    return repr(str(path.parent if path.name == DATA else path))
+
+
+def _refuse_cut(opened: Any, path: Path) -> None:
+    """Raise `AdoptionError` for a file that is cut short, where the system would end the process.
+
+    A whole one may lack pages at its end, too, which were never written: whether any of those in
+    use lies there is tried in a process of its own.
+    """
+    size, page = path.stat().st_size, opened.stat()["psize"]
+    whole = page * (opened.info()["last_pgno"] + 1)
+    if size % page == 0 and size >= whole:
+        return
+    code = (
+        f"from {__name__} import touch_all; import pathlib; touch_all(pathlib.Path({str(path)!r}))"
+    )
+    if size % page or subprocess.run([sys.executable, "-c", code]).returncode not in (0, 1):
+        raise AdoptionError(
+            f"{_where(path)} is cut short: it has {size:,} bytes, of {whole:,}; copy it again"
+        )
+
+
+def touch_all(path: Path) -> None:
+    """Read the last byte of each value."""
+    with _opened(path) as opened, opened.begin(buffers=True) as transaction:
+        for *_, value in LmdbValues(opened, transaction, _where(path)).items():
+            bytes(value[-1:])
 
 
 def _held(value: bytes, id: str, source: str) -> LoadedArrays | NpzFile:

@@ -22,10 +22,18 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from featcache.adoption.libraries.lmdb_store import DATA, values_of
+
 RUNS_CODE = "pickles may run code when they are loaded"
 ONE_ARRAY = "one array is no data set"
+WAVEFORMS = "these are waveforms; featcache.extract computes features of them"
 IDS = ("id", "ID", "utt_id", "utt", "key", "name", "audio_id", "utterance_id", "uttid", "__key__")
 MOST_BYTES = 1 << 20  # that are looked at
+SOUND = (
+    *(".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".sph", ".aiff", ".aif", ".au"),
+    *(".webm", ".mp4"),
+)
+_WAVES = (b"RIFF", b"RIFX", b"fLaC", b"OggS", b"NIST")
 _PICKLE = ("PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "MARK")  # opcodes without values
 
 
@@ -85,27 +93,15 @@ def loads_of_folder(folder: Path) -> Loads | None:
         load = "zarr.open_array(p, mode='r')[...]"
         whole = f"{{p.stem: {load} for p in pathlib.Path(<path>).glob('*.zarr')}}"
         return Loads("groups of Zarr are read, and no folders of arrays", whole)
-    return _of_lmdb(folder) if (folder / "data.mdb").exists() else None
+    return _of_lmdb(folder) if (folder / DATA).exists() else None
 
 
 def _of_lmdb(path: Path) -> Loads | None:
     """Return what loads LMDB, as the first value tells."""
-    try:
-        import lmdb
-    except ImportError:
-        return None
-    try:
-        with (
-            closing(
-                lmdb.open(str(path), readonly=True, lock=False, subdir=path.is_dir())
-            ) as opened,
-            opened.begin() as reading,
-        ):
-            pairs = islice(reading.cursor(), 16)
-            data = next((bytes(v) for k, v in pairs if bytes(k)[:2] != b"__"), None)
-    except lmdb.Error:
-        return None
-    if data is None:
+    with values_of(path / DATA if path.is_dir() else path) as values:
+        pairs = islice(values.items(), 16)
+        data = next((value for _, key, value in pairs if key[:2] != b"__"), None)
+    if data is None or data[:6] == b"\x93NUMPY" or _is_npz(data):
         return None
     rows = f"lmdb.open(<path>, readonly=True, lock=False, subdir={path.is_dir()}).begin().cursor()"
     load = f"{{k.decode(): {of_bytes(data, 'v')} for k, v in {rows} if k[:2] != b'__'}}"
@@ -118,16 +114,18 @@ _TAR_FIELDS = ("npy.gz", "json", "mp", "msg", "pyd", "pickle", "pkl", "ten", "tb
 def _of_tar(path: Path) -> Loads | None:
     """Return what loads members of WebDataset that webdataset decodes."""
     fields: dict[str, bool] = {}
+    sounds = False
     with suppress(*BROKEN), tarfile.open(path, "r:") as file:
         for member in islice(file, _MEMBERS):
             field = member.name.rpartition("/")[2].partition(".")[2]
+            sounds |= member.name.lower().endswith(SOUND)
             if member.isfile() and field.endswith(_TAR_FIELDS):
                 read = file.extractfile(member)
                 front = read.read(16) if read else b""
                 fields[field] = not field.endswith("json") or front.lstrip()[:1] == b"["
     columns = [field for field, is_array in fields.items() if is_array]
     if not columns:
-        return None
+        return Loads(WAVEFORMS) if sounds else None
     rows = "webdataset.WebDataset([<path>], shardshuffle=False).decode()"
     whole = named(["__key__", *columns], rows, "numpy.array(COLUMN)")
     for field in columns:
@@ -207,6 +205,9 @@ def _of_zip(path: Path) -> Loads | None:
             pickled = b"" if pickle is None else file.open(pickle).read(MOST_BYTES)
     except BROKEN:
         return None
+    if any(name.endswith("/constants.pkl") for name in names):
+        state = "torch.jit.load(<path>).state_dict()"
+        return Loads("it is TorchScript, whose code torch alone runs", state, state)
     if pickle is not None:
         return None if path.suffix == ".zip" else _of_torch(pickled)
     if {"indptr.npy", "format.npy"} <= {*names}:
@@ -271,6 +272,8 @@ def _of_torch(pickled: bytes) -> Loads | None:
             return Loads(why, whole, _parts(_LOAD) if each == "PARTS" else each)
     if top == "rows" and (id := next((name for name in IDS if name in words), None)):
         return Loads("rows are no mapping of ids", _rows(id, _LOAD))
+    if top == "pairs":
+        return Loads("pairs are no mapping of ids", f"dict({_LOAD})")
     modules = {name.decode().partition(".")[0] for name in _MODULE.findall(pickled)}
     if top == "dict" and not modules <= _PLAIN:
         tensors = f"{{k: v for k, v in {_LOAD}.items() if torch.is_tensor(v)}}"
@@ -283,7 +286,7 @@ def _rows(id: str, rows: str) -> str:
 
 
 def _top(pickled: bytes) -> tuple[str, list[str]]:
-    """Return what a pickle holds, a "dict", a "list", "rows" (dicts in a list) or "other".
+    """Return what a pickle holds: a "dict", a "list", "rows" or "pairs" in one, or "other".
 
     Nothing is run. Beside it are the first words of text.
     """
@@ -297,7 +300,12 @@ def _top(pickled: bytes) -> tuple[str, list[str]]:
     if names[:1] == ["EMPTY_DICT"]:
         return "dict", words
     if names[:1] == ["EMPTY_LIST"]:
-        return "rows" if names[1:] == ["EMPTY_DICT"] else "list", words
+        second = names[-1]
+        of_arrays = b"ndarray" in pickled or b"tensor" in pickled
+        is_text = "UNICODE" in second and words[0].partition(".")[0] not in _PLAIN
+        is_pairs = is_text and of_arrays
+        rows = "rows" if second == "EMPTY_DICT" else "pairs" if is_pairs else "list"
+        return rows, words
     return "other", words
 
 
@@ -316,6 +324,8 @@ def _of_pickle(path: Path) -> Loads | None:
         return Loads(why, f"{{a[0]: a[1] for a in {rows}}}")
     if top == "rows" and (id := next((name for name in IDS if name in words), None)):
         return Loads(RUNS_CODE, _rows(id, load))
+    if top == "pairs":
+        return Loads(RUNS_CODE, f"dict({load})")
     if top in ("list", "rows"):
         return Loads(RUNS_CODE, numbered(load), load)
     return Loads(RUNS_CODE, load, load)
@@ -359,15 +369,69 @@ def _of_fields(dtype: np.dtype[Any]) -> Loads:
 
 
 def _of_htk(front: bytes, size: int) -> Loads | None:
-    """Return what loads HTK's parameters: a big-endian header of 12 bytes, float32 after it."""
+    """Return what loads HTK's parameters: a big-endian header of 12 bytes, numbers after it.
+
+    Of compressed ones these are two rows of float32, a scale and a bias, then int16.
+    """
     frames, frame_bytes = int.from_bytes(front[:4], "big"), int.from_bytes(front[8:10], "big")
-    is_plain = len(front) >= 12 and not front[10] & 0x14  # compressed, or with a checksum
-    if not (is_plain and frames and frame_bytes % 4 == 0 and size == 12 + frames * frame_bytes):
+    kind = int.from_bytes(front[10:12], "big")
+    checksum = 2 if kind & 0o10000 else 0
+    if not frames or not frame_bytes or size != 12 + frames * frame_bytes + checksum:
         return None
-    shape = f"reshape(-1, {frame_bytes // 4})"
-    return Loads(
-        "HTK's files are not read", "", f"numpy.frombuffer(<bytes>, '>f4', offset=12).{shape}"
-    )
+    data = "<bytes>[:-2]" if checksum else "<bytes>"
+    load = f"numpy.frombuffer({data}, '>f4', offset=12).reshape(-1, {frame_bytes // 4})"
+    if kind & 0o2000:
+        dims = frame_bytes // 2
+        scale, bias = (f"numpy.frombuffer(<bytes>, '>f4', {dims}, {12 + n * dims})" for n in (0, 4))
+        load = f"numpy.frombuffer({data}, '>i2', offset={12 + 8 * dims}).reshape(-1, {dims})"
+        load = f"({load} + {bias}) / {scale}"
+    elif frame_bytes % 4:
+        return None
+    return Loads("HTK's files are not read", "", load)
+
+
+def _of_indexed(path: Path) -> Loads | None:
+    """Return what loads tokens of Megatron: `.bin`, and the lengths of its sequences in `.idx`."""
+    index, numbers = path.with_suffix(".idx"), path.with_suffix(".bin")
+    if not index.is_file() or not numbers.is_file():
+        return None
+    with index.open("rb") as file:
+        magic, _, code, count = struct.unpack("<9sQBQ", file.read(26).ljust(26, b"\0"))
+    dtype = dict(enumerate(_OF_MEGATRON, 1)).get(code)
+    if magic != _MEGATRON or dtype is None:
+        return None
+    read = f"numpy.fromfile({str(index)!r}, 'int32', {count}, offset=34)[:-1].cumsum()"
+    rows = f"numpy.split(numpy.fromfile({str(numbers)!r}, {dtype!r}), {read})"
+    return Loads("Megatron's tokens are not read", numbered(rows))
+
+
+_MEGATRON = b"MMIDIDX\0\0"
+_OF_MEGATRON = ("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16")
+
+
+def _of_avro(path: Path, front: bytes) -> Loads | None:
+    """Return what loads records of Avro, by their schema."""
+    try:
+        at = front.index(b"avro.schema") + len(b"avro.schema")
+        size, at = _varint(front, at)
+        fields = json.loads(front[at : at + size // 2])["fields"]
+        kinds = {field["name"]: json.dumps(field["type"]) for field in fields}
+    except BROKEN:
+        return None
+    arrays = [name for name, kind in kinds.items() if '"array"' in kind]
+    data = [name for name, kind in kinds.items() if '"bytes"' in kind]
+    ids = [name for name in IDS if name in kinds]
+    if not arrays and not data:
+        return None
+    load = "numpy.array(COLUMN)" if arrays else array_of("COLUMN")
+    rows = "fastavro.reader(open(<path>, 'rb'))"
+    return Loads("Avro is not read", named([*ids[:1], *(arrays or data)], rows, load))
+
+
+def array_of(data: str) -> str:
+    """Return an expression for the array that bytes are, which are called so in it."""
+    is_npy = f"{data}[:6] == b'\\x93NUMPY'"
+    return f"numpy.load(io.BytesIO({data})) if {is_npy} else numpy.frombuffer({data}, 'float32')"
 
 
 def _of_safetensors(front: bytes) -> Loads | None:
@@ -420,10 +484,16 @@ def _of_sqlite(path: Path) -> Loads | None:
     return None
 
 
+def _is_npz(data: bytes) -> bool:
+    return data[:4] == b"PK\3\4" and b".npy" in data[:256]
+
+
 def of_bytes(data: bytes, name: str) -> str:
     """Return an expression for the array that bytes are, which are called so in it."""
     if data[:6] == b"\x93NUMPY":
         return f"numpy.load(io.BytesIO({name}))"
+    if _is_npz(data):
+        return f"dict(numpy.load(io.BytesIO({name})))"
     if data[:4] == b"PK\3\4":
         return f"torch.load(io.BytesIO({name}), weights_only=False)"
     is_pickle = data[:1] == b"\x80" and data[-1:] == b"."
@@ -513,11 +583,85 @@ def _of_netcdf(path: Path, front: bytes) -> Loads:
 
 def _of_hdf5(path: Path, front: bytes) -> Loads | None:
     """Return what loads netCDF in HDF5; all else is adopted, or its kind says why it is not."""
+    if b"pandas_type" in front:
+        keys = "pandas.HDFStore(<path>, 'r').keys()"
+        load = f"{{k[1:]: pandas.read_hdf(<path>, k).to_numpy() for k in {keys}}}"
+        return Loads(
+            "pandas reads it (a frame an utterance, without its index, in this line)", load, load
+        )
     if path.suffix not in (".nc", ".nc4", ".cdf"):
         return None
     scale = "d.attrs.get('CLASS') != b'DIMENSION_SCALE'"
     load = f"{{k: d[()] for k, d in h5py.File(<path>).items() if {scale}}}"
     return Loads("netCDF's dimensions are no arrays", load, load)
+
+
+# Objects of Kaldi's archives that are no matrices and no vectors, by their bytes.
+
+_KALDI = {
+    "Posterior": "[[t, i, w] for t, some in enumerate(v) for i, w in some]).reshape(-1, 3",
+    "Int32VectorVector": "[[t, i] for t, some in enumerate(v) for i in some]).reshape(-1, 2",
+    "Int32PairVector": "v).reshape(-1, 2",
+    "FloatPairVector": "v, 'float32').reshape(-1, 2",
+    "Int8Vector": "v, 'int8'",
+    "Int32": "v, 'int32'",
+    "Float": "v, 'float32'",
+    "Double": "v",
+}
+
+
+def loads_of_kaldi(path: Path) -> Loads | None:
+    """Return what loads archives, or an scp of such, by the first object."""
+    if path.name == "wav.scp":
+        return Loads(WAVEFORMS)
+    with path.open("rb") as file:
+        id, _, rest = file.readline(MOST_BYTES).partition(b" ")
+        if path.suffix == ".scp":
+            place, _, offset = rest.strip().decode(errors="replace").rpartition(":")
+            if rest.rstrip()[-1:] in (b"|", b"]") or not Path(place or offset).is_file():
+                return None
+            with Path(place or offset).open("rb") as named:
+                named.seek(int(offset) if place else 0)
+                front = named.read(MOST_BYTES)
+        else:
+            file.seek(len(id) + 1)
+            front = file.read(MOST_BYTES)
+    if front[:4] in _WAVES:
+        return Loads(WAVEFORMS)
+    what = _object_of_kaldi(front)
+    if what is None:
+        return None
+    rows = f"kaldi_native_io.Sequential{what}Reader({f'{path.suffix[1:]}:'!r} + str(<path>))"
+    return Loads(
+        "Kaldi's library reads it", f"{{k: numpy.array({_KALDI[what]}) for k, v in {rows}}}"
+    )
+
+
+def _object_of_kaldi(data: bytes) -> str | None:
+    if data[:1] != b"\0":  # text
+        return "Posterior" if data.partition(b"\n")[0].count(b"[") > 1 else None
+    if data[2:3] == b"\x08":
+        return "Double"
+    if data[2:3] == b"\4" and data[7:8] == b"\1":
+        return "Int8Vector"
+    # integers, or floats, each behind its size
+    found = np.frombuffer(
+        data[2 : 2 + (len(data) - 2) // 5 * 5], [("size", "u1"), ("number", "<i4")]
+    )
+    sized = np.cumprod(found["size"] == 4).astype(bool)  # up to the next id
+    first, *rest = found["number"][sized].tolist() or [0]
+    is_float = any(abs(each) > 1 << 24 for each in rest or [first])
+    if not rest:
+        return ("Float" if is_float else "Int32") if first else None
+    for what, numbers in (("Int32VectorVector", 1), ("Posterior", 2)):
+        at = 0
+        for _ in range(first):
+            at += 1 + numbers * rest[at] if at < len(rest) and rest[at] >= 0 else len(rest) + 1
+        if at == len(rest):
+            return what
+    if len(rest) == 2 * first:
+        return "FloatPairVector" if is_float else "Int32PairVector"
+    return None
 
 
 _LoadsOf = Callable[[Path, bytes], Loads | None]
@@ -530,11 +674,14 @@ _BY_BYTES: tuple[tuple[int, bytes, _LoadsOf], ...] = (
     (0, b"CDF\2", _of_netcdf),
     (0, b"\x89HDF\r\n\x1a\n", _of_hdf5),
     (0, b"PK\3\4", lambda path, front: _of_zip(path)),
+    (0, _MEGATRON, lambda path, front: _of_indexed(path)),
+    (0, b"Obj\1", _of_avro),
     *((0, bytes([128, version]), lambda path, front: _of_pickle(path)) for version in range(2, 6)),
 )
 _BY_SUFFIX: dict[str, _LoadsOf] = {
     ".tar": lambda path, front: _of_tar(path),
-    ".mdb": lambda path, front: _of_lmdb(path.parent if path.name == "data.mdb" else path),
+    ".bin": lambda path, front: _of_indexed(path),
+    ".mdb": lambda path, front: None if path.name == "lock.mdb" else _of_lmdb(path),
     ".lmdb": lambda path, front: _of_lmdb(path),
     ".safetensors": lambda path, front: _of_safetensors(front),
     ".msgpack": lambda path, front: _of_msgpack(front),

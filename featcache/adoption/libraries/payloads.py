@@ -6,7 +6,7 @@ import io
 import pickle
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -89,9 +89,9 @@ def told(where: str) -> Iterator[None]:
 def flattened(held: object, where: str, path: str = "") -> Iterator[tuple[str, object]]:
     """Yield what dicts hold by the path of the keys, such as `mel/utt-1`.
 
-    Arrays in a list are called `item0`, `item1` ...
+    Arrays in a list, maybe beside texts and numbers, are called `item0`, `item1` ...
     """
-    if isinstance(held, list | tuple) and len(held) > 1 and all(map(_is_array, held)):
+    if isinstance(held, list | tuple) and _are_arrays(held):
         width = len(str(len(held) - 1))
         held = {f"item{number:0{width}}": each for number, each in enumerate(held)}
     if not isinstance(held, Mapping):
@@ -104,6 +104,10 @@ def flattened(held: object, where: str, path: str = "") -> Iterator[tuple[str, o
         if name == path:
             raise AdoptionError(f"{where} has an empty key")
         yield from flattened(value, where, name)
+
+
+def _are_arrays(held: Sequence[object]) -> bool:
+    return any(map(_is_array, held)) and all(_is_array(each) or is_value(each) for each in held)
 
 
 def _is_array(value: object) -> bool:
@@ -246,6 +250,8 @@ def torch_load(file: Path | IO[bytes], where: str) -> LoadedArrays:
         with told(where), torch.serialization.safe_globals(_of_numpy()):
             held = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     except AdoptionError as error:
+        if isinstance(error.__cause__, RuntimeError) and "TorchScript" in str(error):
+            raise AdoptionError(f"{where} is TorchScript; {LOAD_IT}") from error
         if isinstance(error.__cause__, pickle.UnpicklingError):
             name = re.search(r"GLOBAL (\S+)", str(error))
             told_of = f", such as {name[1]!r}" if name else ""

@@ -19,11 +19,15 @@ from featcache.adoption.libraries.loads import (
     MOST_BYTES,
     ONE_ARRAY,
     RUNS_CODE,
+    SOUND,
+    WAVEFORMS,
     Loads,
     loads_of_binary,
     loads_of_folder,
+    loads_of_kaldi,
     numbered,
 )
+from featcache.errors import AdoptionError, describe
 
 _FILES = 64  # of a folder
 _MOST_JSON = 1 << 26  # bytes of a file that is read whole
@@ -37,7 +41,6 @@ _READS_FILES = ("loadtxt(", "joblib.load(", "loadmat(", "numpy.load(", "load_ark
 _ADOPTED = (".npy", ".pt", ".pth", ".ckpt", ".h5", ".hdf5", ".safetensors")
 _FILES_AS_GROUPS = (".h5", ".hdf5")
 _COPIED = (".npz", ".parquet", ".arrow", ".feather", ".lmdb", ".tar", ".ark")
-_SOUND = (".wav", ".flac", ".mp3", ".ogg", ".opus")
 _BESIDE = (".md", ".rst", ".log", ".json", ".yaml", ".yml", ".ini")
 
 _MAT = "{k: v for k, v in scipy.io.loadmat(<path>).items() if k[:2] != '__'}"
@@ -72,9 +75,7 @@ def way_out(source: Path, packed: Path | None = None) -> str:
     suffixes = {path.suffix for path in files}
     if len(suffixes) != 1 or (suffixes == {""} and len(files) > 1):
         return _one_by_one(source, files)
-    if suffixes <= {*_SOUND}:
-        return "these are waveforms; featcache.extract computes features of them"
-    loads = _loads_of(files[0])
+    loads = Loads(WAVEFORMS) if suffixes <= {*SOUND} else _loads_of(files[0])
     return "" if loads is None else _told(loads, source, files, packed)
 
 
@@ -85,18 +86,19 @@ def known_way(source: Path) -> str:
     for path in (files := _files(source)):
         front = _front(path)
         loads = loads_of_binary(path, front)
-        if path.suffix == ".ark" and _TEXT_MATRIX.match(front):
-            loads = _of_text_archive()
-        if path.suffix == ".scp":
-            loads = Loads("Kaldi's library reads it", "kaldiio.load_scp(<path>)")
+        if path.suffix in (".ark", ".scp"):
+            loads = loads_of_kaldi(path) or _of_kaldi(path, front)
         if loads is not None and loads.why != ONE_ARRAY:
             return _told(loads, source, files, None).partition("; ")[2]
     return ""
 
 
 def _front(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(MOST_BYTES)
+    try:
+        with path.open("rb") as file:
+            return file.read(MOST_BYTES)
+    except OSError as error:
+        raise AdoptionError(f"{str(path)!r} cannot be read: {describe(error)}") from error
 
 
 def _files(source: Path) -> list[Path]:
@@ -120,6 +122,8 @@ def _alone(loads: Loads, path: Path) -> str:
 
 
 def _told(loads: Loads, source: Path, files: Sequence[Path], packed: Path | None) -> str:
+    if not loads.whole and not loads.each:
+        return loads.why
     given = packed or source
     end = given.suffix if packed and given.is_file() else ""
     if packed and not end:
@@ -181,11 +185,15 @@ def _one_by_one(source: Path, files: Sequence[Path]) -> str:
             ways.append(f"featcache.convert({f'{folder}/*{suffix}'!r}, {made!r})")
     if ways:
         return f"it holds files of several kinds; take them one by one: {', '.join(ways)}"
+    if any(path.suffix.lower() in SOUND or path.name == "wav.scp" for path in files):
+        return WAVEFORMS
     known = [path for path in files if _loads_of(path) is not None]
     if not known:
         return ""
     if clusters := next((path for path in known if path.suffix == ".km"), None):
         return way_out(clusters)
+    if len({path.with_suffix("") for path in known}) == 1:  # one beside its index
+        return way_out(known[0])
     largest = max(known, key=lambda path: path.stat().st_size)
     return f"it holds files of several kinds; name one of them, as {str(largest)!r}"
 
@@ -224,6 +232,14 @@ def _loads_of(path: Path) -> Loads | None:
             )
     suffix = path.suffix.lower()
     return next((each for suffixes, each in _BY_SUFFIX.items() if suffix in suffixes), None)
+
+
+def _of_kaldi(path: Path, front: bytes) -> Loads | None:
+    """Return what loads archives as text, and what an scp has by commands and ranges."""
+    if path.suffix == ".ark":
+        return _loads_of(path)
+    is_plain = all(line.rstrip()[-1:] not in (b"|", b"]") for line in front.splitlines())
+    return None if is_plain else Loads("Kaldi's library reads it", "kaldiio.load_scp(<path>)")
 
 
 def _of_text_archive() -> Loads:
@@ -278,7 +294,7 @@ def _of_columns(row: Mapping[str, object], rows: str) -> Loads | None:
     if not loads:
         return None
     id = next((name for name in IDS if name in row), None)
-    stem = next((k for k, v in row.items() if isinstance(v, str) and v.endswith(_SOUND)), None)
+    stem = next((k for k, v in row.items() if isinstance(v, str) and v.endswith(SOUND)), None)
     key = f"r[{id!r}]" if id else f"pathlib.Path(r[{stem!r}]).stem" if stem else "f'{n:08d}'"
     pairs = ", ".join(f"{name!r}: {load}" for name, load in loads.items())
     value_of = next(iter(loads.values())) if len(loads) == 1 else f"{{{pairs}}}"

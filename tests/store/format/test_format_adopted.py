@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 import featcache
 from featcache import Cache, FeatureStorageConfig
 from featcache.adoptable import Found, FoundFeature
-from featcache.adoption.adopt import Source, check_found, publish_adopted
+from featcache.adoption.adopt import Source, publish_adopted
+from featcache.adoption.checks import check_found
 from featcache.errors import AdoptionError, CorruptCacheError
 from featcache.remote import Look
 
