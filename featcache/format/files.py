@@ -397,17 +397,18 @@ def newer(where: str, what: str) -> FormatVersionError:
     )
 
 
-# on Windows a backslash begins another step, and a colon ends a drive, or names a stream of a file
-_STRANGE = {"nt": "\0\\:"}
+_NO_STEPS = frozenset(("", ".", ".."))
 
 
 def within(path: object, depth: int = 100) -> str:
     """Return a path; raises `ValueError` if it leads out of the directory it is relative to."""
-    steps = path.split("/") if isinstance(path, str) else [""]
-    is_strange = any(sign in str(path) for sign in _STRANGE.get(os.name, "\0"))
-    if len(steps) > depth or is_strange or any(step in ("", ".", "..") for step in steps):
-        raise ValueError(f"{path!r} does not lead to a file of the cache")
-    return cast(str, path)
+    if isinstance(path, str) and "\0" not in path:
+        # on Windows a backslash begins a step; a colon ends a drive, or names a stream of a file
+        is_strange = os.name == "nt" and ("\\" in path or ":" in path)
+        steps = path.split("/")
+        if not is_strange and len(steps) <= depth and _NO_STEPS.isdisjoint(steps):
+            return path
+    raise ValueError(f"{path!r} does not lead to a file of the cache")
 
 
 def natural(number: object, most: int = (1 << 63) - 1) -> int:
