@@ -7,7 +7,7 @@ from featcache.espnet.batch_samplers import build_batch_sampler as build_batch_s
 from featcache.espnet.batch_samplers import (
     build_category_batch_sampler as build_category_batch_sampler,
 )
-from featcache.espnet.collate import CommonCollateFn as CommonCollateFn
+from featcache.espnet.dataset_input import CommonCollateFn as CommonCollateFn
 from featcache.espnet.factories import CategoryChunkIterFactory as CategoryChunkIterFactory
 from featcache.espnet.factories import CategoryIterFactory as CategoryIterFactory
 from featcache.espnet.factories import ChunkIterFactory as ChunkIterFactory

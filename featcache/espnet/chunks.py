@@ -14,12 +14,13 @@ import torch
 
 from featcache import FeatureDataset
 from featcache.errors import ConfigError, FeatureError
-from featcache.espnet.collate import CommonCollateFn, PaddedBatch
 from featcache.espnet.dataset_input import (
     BatchList,
     Collate,
+    CommonCollateFn,
     EpochRule,
     ItemDataset,
+    PaddedBatch,
     as_arrays,
     epoch_loader,
     random_state,

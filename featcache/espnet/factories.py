@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader
 from featcache.errors import ConfigError, nearest
 from featcache.espnet.batch_samplers import RELEASES, build_category_batch_sampler
 from featcache.espnet.chunks import Chunker
-from featcache.espnet.collate import PaddedBatch
 from featcache.espnet.dataset_input import (
     BatchList,
     Collate,
     EpochRule,
     ItemDataset,
+    PaddedBatch,
     batch_list,
     check_names,
     epoch_loader,

@@ -16,7 +16,7 @@ from iterators_helpers import cached, only, pairs
 from featcache import FeatureDataset
 from featcache.errors import ConfigError, FeatureError
 from featcache.espnet import CategoryChunkIterFactory, ChunkIterFactory, CommonCollateFn
-from featcache.espnet.collate import PaddedBatch
+from featcache.espnet.dataset_input import PaddedBatch
 
 LENGTHS = {f"u{number}": 3 + number * 17 % 60 for number in range(30)}
 ONE_EACH = [[id] for id in LENGTHS]

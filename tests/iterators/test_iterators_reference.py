@@ -22,7 +22,7 @@ from featcache.espnet import (
     build_batch_sampler,
     build_category_batch_sampler,
 )
-from featcache.espnet.collate import PaddedBatch
+from featcache.espnet.dataset_input import PaddedBatch
 
 REFERENCE = SHARED / "espnet_batches"
 pytestmark = pytest.mark.skipif(

@@ -16,7 +16,7 @@ from iterators_helpers import cached, only, pairs
 
 from featcache.errors import ConfigError
 from featcache.espnet import CommonCollateFn, SequenceIterFactory
-from featcache.espnet.collate import PaddedBatch
+from featcache.espnet.dataset_input import PaddedBatch
 from featcache.samplers import Batches
 
 LENGTHS = {f"u{number}": 1 + number * 7 % 20 for number in range(12)}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, FeatureError
 from featcache.espnet import CommonCollateFn
-from featcache.espnet.collate import ArrayOrTensor, EspnetItem
+from featcache.espnet.dataset_input import ArrayOrTensor, EspnetItem
 
 DTYPES = [
     "float16",
