@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 
     from featcache.workers.workers import LostAttempt, WorkerReport
 
+# `ReadBack`: sealed parts compared with the rows of the source that they were converted from.
 
 SAMPLED = 64  # of so many arrays one is read, where digests tell of the bytes
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from lhotse import CutSet, Recording
     from lhotse.cut import Cut
 
+# The audio of a data set's rows, decoded only where its samples are asked for.
+
 
 class Clip(Mapping[str, object]):
     """The audio of a row, decoded when its samples are first asked for, and then kept.

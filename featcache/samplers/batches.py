@@ -288,7 +288,6 @@ class Batches(Sequence[list[int] | list[str]]):
 
 # Epochs of very many rows: batches made window by window of the order that a seed draws.
 
-
 WINDOW = 1 << 18  # rows, about
 MOST_AT_ONCE = 1 << 20  # rows that are batched together; of more, each window by itself
 SPARE = 200  # an epoch may have one more in so many batches than epoch 0
