@@ -34,7 +34,7 @@ class Span(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """What the arrays of a feature are, in an item."""
+    """Dtype and shape of the arrays of a feature, in an item."""
 
     dtype: str
     has_frames: bool
