@@ -79,10 +79,13 @@ def write_together(file: BinaryIO, pieces: Sequence[memoryview]) -> None:
         for piece in pieces:
             write_all(file, piece)
         return
-    with named(file.name):
-        rest = pieces
+    rest = pieces
+    try:  # not `named`: that takes as long as a short write
         while rest:
             rest = _behind(rest, os.writev(file.fileno(), rest))
+    except OSError as error:
+        error.filename = str(file.name)
+        raise
 
 
 def calls_of(pieces: Sequence[memoryview]) -> Iterator[Sequence[memoryview]]:

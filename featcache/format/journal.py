@@ -208,6 +208,7 @@ class JournalWriter:
 
     def __init__(self, directory: Path, header: Header) -> None:
         self._header = header
+        self._bare_commit = line_of(header=header, stats={})
         self._waiting: list[list[object]] = []
         self._waiting_extents = self._waiting_bytes = 0
         self._is_begun = False
@@ -238,9 +239,8 @@ class JournalWriter:
 
         Recovery counts features anew that `stats` lacks.
         """
-        self.check_there()
         self._write_waiting()
-        self._write(line_of(header=self._header, stats=stats))
+        self._write(line_of(header=self._header, stats=stats) if stats else self._bare_commit)
         self._sync() if durably else self._file.flush()
         self.check_there()
 

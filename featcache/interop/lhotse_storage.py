@@ -159,13 +159,11 @@ class FeatcacheWriter(FeaturesWriter):  # type: ignore[misc]
                 f"{key!r} is {array.dtype}, and the arrays before it are {self._feature.dtype}; "
                 "give other arrays a writer of their own, FeatcacheWriter.storing(...)"
             )
-        if self._job is not None:
-            self._part.write(key, {feature: array}, annotations={JOB: self._job})
-        elif not (key in self._part and key not in self._new and self._has(key, array)):
-            self._part.write(key, {feature: array})
+        job = None if self._job is None else {JOB: self._job}
+        if job or not (key in self._part and key not in self._new and self._has(key, array)):
+            write = self._part.write if self._mode is None else self._part.write_through
+            write(key, {feature: array}, annotations=job)
         self._new.add(key)
-        if self._mode is not None:
-            self._part.commit(durably=False)
         return f"{feature}/{key}"
 
     def stored(self, id: str) -> NDArray[Any] | None:

@@ -117,7 +117,9 @@ def check_features(
             raise FeatureError(f"utterance {id!r}: feature {name!r} is missing; given: {there}")
 
 
-def to_storage(id: str, value: ArrayLike, feature: FeatureStorageConfig) -> Array:
+def to_storage(
+    id: str, value: ArrayLike, feature: FeatureStorageConfig, *, check_finite: bool = True
+) -> Array:
     """Return `value` as it is stored, maybe itself: shape (rows, *dims), C order, little-endian.
 
     Raises `FeatureError`, naming id, feature and value, for what the declared dtype cannot hold.
@@ -128,7 +130,7 @@ def to_storage(id: str, value: ArrayLike, feature: FeatureStorageConfig) -> Arra
         if not least <= array.ndim <= MAX_RANK:
             rank = f"has rank {array.ndim}, but must have {least} to {MAX_RANK}"
             raise FeatureError(f"shape {array.shape} {rank}")
-        stored = converted(array, is_bfloat16, feature)
+        stored = converted(array, is_bfloat16, feature, check_finite=check_finite)
     except FeatureError as error:
         raise _of_utterance(id, feature, error) from error.__cause__
     return stored if feature.time_axis == 0 else stored[np.newaxis]
@@ -140,16 +142,22 @@ def check_one(
     stamps: Mapping[str, Stamps],
     annotations: Mapping[str, Values],
     features: Mapping[str, FeatureStorageConfig],
+    *,
+    counted: bool = False,
 ) -> CheckedUtterances:
     """Return an utterance as it is stored, maybe with arrays of the caller's.
 
-    Raises `FeatureError`, as `to_storage` does.
+    Statistics are taken if it is to be `counted`. Raises `FeatureError`, as `to_storage` does.
     """
     check_features(id, arrays, features)
     packed = {}
     for name, feature in features.items():
-        array = to_storage(id, arrays[name], feature)
-        packed[name] = PackedArrays(array, (len(array),))
+        count = counted and feature.stats
+        array = to_storage(id, arrays[name], feature, check_finite=not count)
+        stats = FeatureStats.of(from_storage(array, feature.dtype)) if count else None
+        if stats is not None and not stats.is_finite:
+            array = to_storage(id, arrays[name], feature)  # which raises, unless such are stored
+        packed[name] = PackedArrays(array, (len(array),), stats)
     return CheckedUtterances((id,), packed, stamps, annotations)
 
 

@@ -10,6 +10,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from multiprocessing.util import Finalize, is_exiting
 from typing import TypeVar
 
@@ -22,7 +23,7 @@ THREAD = "featcache-writer"  # its name
 class Background:
     """Runs tasks in order, in a thread of its own.
 
-    An error in the thread ends it; `put` and `drain` raise it from then on.
+    An error in the thread ends it; `put`, `run_here` and `drain` raise it from then on.
 
     Args:
         idle: called with this object between two tasks about every `idle_s` seconds, also while no
@@ -45,6 +46,7 @@ class Background:
         # taken by itself: an interrupt may come within `Condition.__enter__`, and it stays taken
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
+        self._running = threading.Lock()  # held while `idle` runs, or a task in another thread
         self.queued_bytes = 0
         self._memory = 0  # that, and what else the tasks take
         self.error: BaseException | None = None
@@ -76,6 +78,30 @@ class Background:
             self._memory += memory
             self._tasks.append((task, nbytes, memory))  # an interrupt counts too much, never less
             self._changed.notify_all()
+
+    @staticmethod
+    def may_run_here() -> bool:
+        """Whether no interrupt (Ctrl-C) comes to this thread: the main one alone has them."""
+        return threading.current_thread() is not threading.main_thread()
+
+    def run_here(self, task: Task) -> bool:
+        """Run a task in this thread, which spares a wait for the other one; False: it was not run.
+
+        That is where tasks are queued before it, and where it `may_run_here` not. One thread at a
+        time may put tasks, and call this. An error ends the other thread, as that of a task does
+        there, and `drain` raises it.
+        """
+        if not self.may_run_here():
+            return False
+        with self._running:
+            self.check()
+            if self._tasks or self.is_stopping:
+                return False
+            try:
+                task()
+            except BaseException as error:
+                self.put(partial(_fail, error), 0, 0)
+        return True
 
     def drain(self) -> None:
         """Return once all tasks that were put before are done, whatever others put meanwhile."""
@@ -126,7 +152,8 @@ class Background:
                             self._memory -= memory
                             self._changed.notify_all()
                     if time.monotonic() >= idle_at:
-                        self._idle(self)
+                        with self._running:
+                            self._idle(self)
                         idle_at = time.monotonic() + self._idle_s
         except BaseException as error:
             with self._lock:
@@ -139,6 +166,10 @@ class Background:
             timeout = max(until - time.monotonic(), 0)
             self._changed.wait_for(lambda: self._tasks or self.is_stopping, timeout)
             return bool(self._tasks) or not self.is_stopping
+
+
+def _fail(error: BaseException) -> None:
+    raise error
 
 
 def nothing(*_: object) -> None:

@@ -439,9 +439,9 @@ class OpenPart:
         placed: dict[str, Extents] = {}
         for prefix, names, container in self._containers:
             extents = append_many(container, ids, {name: arrays[name] for name in names})
-            for name in names:
-                paths = [prefix + path for path in extents[name].containers]
-                placed[name] = dataclasses.replace(extents[name], containers=paths)
+            placed |= {
+                name: _below(prefix, extents[name]) if prefix else extents[name] for name in names
+            }
         return {
             name: PlacedArrays(each.rows.tolist(), known.get(name) or checksums(each), placed[name])
             for name, each in arrays.items()
@@ -539,6 +539,11 @@ class OpenPart:
             if isinstance(writer, WritesOut):
                 self._writing_out.append(writer)
         close_before_libraries_end()
+
+
+def _below(prefix: str, extents: Extents) -> Extents:
+    paths = [prefix + path for path in extents.containers]
+    return dataclasses.replace(extents, containers=paths)
 
 
 def with_arrays(

@@ -271,7 +271,7 @@ class _Rows:
     def count(self, number: int, *, whole: bool = False) -> None:
         """Take the statistics of arrays of so many utterances, once enough rows wait for that."""
         (begin, stats), end = self._counted, self.ends[number]
-        if self._has_stats and (whole or end - begin >= self._least):
+        if self._has_stats and end - begin >= (1 if whole else self._least):
             taken = FeatureStats.of(from_storage(self.values[begin:end], self._dtype))
             self._counted = end, stats.merge(taken)
 
@@ -357,6 +357,20 @@ class HandOver:
             waiting.add(utterance)
             self._waiting = waiting  # which is never empty, whatever interrupts this
 
+    @property
+    def stores_here(self) -> bool:
+        """Whether `store` stores in this thread, unless the other one has something to do."""
+        return self._background.may_run_here()
+
+    def store(self, part: OpenPart, utterance: CheckedUtterances) -> None:
+        """Store an utterance in this thread, without a copy, where that may be; else `add` it.
+
+        `run` raises what goes wrong.
+        """
+        task = partial(_store, part, utterance)
+        if not self._background.run_here(partial(self._store_waiting, self._background, task)):
+            self.add(part, utterance)
+
     def put_batch(self, part: OpenPart, batch: CheckedUtterances) -> None:
         """Hand over utterances."""
         self._put_waiting()
@@ -366,6 +380,15 @@ class HandOver:
         """Run a task behind all that was handed over before."""
         if not self._put_waiting(task):
             self._background.put(task, 0, 0)
+
+    def run(self, task: Callable[[], object]) -> None:
+        """Run a task behind all that was handed over before, and return once it is done.
+
+        Raises what went wrong.
+        """
+        if not self._background.run_here(partial(self._store_waiting, self._background, task)):
+            self.put(task)
+        self._background.drain()
 
     def drain(self) -> None:
         """Return once all that was handed over before is stored; raises what went wrong."""
@@ -403,6 +426,12 @@ class HandOver:
         self._background.put(task, batch.nbytes, memory + NOTE_BYTES * len(batch))
 
     def _idle(self, background: Background) -> None:
+        self._store_waiting(background)
+        if self.may_commit():
+            self._commit()
+
+    def _store_waiting(self, background: Background, then: Callable[[], object] = nothing) -> None:
+        """Store what waits for more to come, and run a task."""
         waiting = batch = None
         with self._taking:
             if background.is_empty:  # what was handed over before comes first
@@ -410,8 +439,7 @@ class HandOver:
             batch = waiting.batch() if waiting is not None else None
         if waiting is not None and batch is not None:
             _store(waiting.part, batch)
-        if self.may_commit():
-            self._commit()
+        then()
 
 
 def _store(part: OpenPart, batch: CheckedUtterances, then: Callable[[], object] = nothing) -> None:
