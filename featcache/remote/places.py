@@ -137,22 +137,12 @@ class RemotePlace:
                 "caches behind URLs need 'obstore'; try: pip install 'featcache[remote]'"
             ) from error
         parts, options = urlsplit(self.url), self.options
-        config: dict[str, Any] = {}
-        if options.anonymous and parts.scheme in ("s3", "gs", "az"):
-            config["skip_signature"] = True
-        if parts.scheme == "s3":
-            if options.endpoint is not None:
-                config |= {"endpoint": options.endpoint, "virtual_hosted_style_request": False}
-            if options.region is not None:
-                config["region"] = options.region
-        if parts.scheme == "az" and options.endpoint is not None:
-            config["endpoint"] = options.endpoint
         named = os.environ.get("AWS_ENDPOINT_URL") if parts.scheme == "s3" else None
         plain = (options.endpoint or named or self.url).startswith("http://")
         try:
             return stores.from_url(
                 f"{parts.scheme}://{parts.netloc}",
-                config=config or None,
+                config=self._config(parts.scheme) or None,
                 client_options={
                     "allow_http": plain,
                     "timeout": timedelta(days=1),  # of a whole request: links may be slow
@@ -170,3 +160,18 @@ class RemotePlace:
             f"{self.url}: no store can be made of the settings in the environment; see whether "
             "credentials are there and whole, or give RemoteOptions(anonymous=True)"
         )
+
+    def _config(self, scheme: str) -> dict[str, Any]:
+        """Return what obstore is told of the store, beside its URL."""
+        options = self.options
+        config: dict[str, Any] = {}
+        if options.anonymous and scheme in ("s3", "gs", "az"):
+            config["skip_signature"] = True
+        if scheme in ("s3", "az") and options.endpoint is not None:
+            config["endpoint"] = options.endpoint
+        if scheme == "s3":
+            if options.endpoint is not None:
+                config["virtual_hosted_style_request"] = False
+            if options.region is not None:
+                config["region"] = options.region
+        return config
