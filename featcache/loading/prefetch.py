@@ -331,11 +331,12 @@ class Prefetch(Iterator[R]):
         """Plan and make a result in the caller's thread, once no other is at something."""
         slot.thread = threading.get_ident()
         with self._state:
-            self._state.wait_for(lambda: not self._at_work)
+            # an interrupt (Ctrl-C) may have left this thread there, and a slot in no list
+            self._state.wait_for(lambda: self._at_work <= {slot.thread})
             if slot.result.done():
                 return
             self._at_work.add(slot.thread)
-            if slot.job is None:
+            if slot in self._to_plan:
                 self._to_plan.remove(slot)
         try:
             if slot.job is None:

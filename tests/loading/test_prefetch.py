@@ -8,9 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
+from interrupts import Interrupt, interrupted
 
 from featcache.loading import prefetch
 from featcache.loading.prefetch import Plan, Planned, Prefetch
@@ -275,6 +277,31 @@ def test_a_loop_may_be_quick_now_and_slow_then(seed: int, monkeypatch: pytest.Mo
             time.sleep(0.003 * random.random())
     assert found == [*range(200)]
     assert most == [1]  # the loop waits for the thread, and the thread leaves it to the loop
+    assert no_reading_threads()
+
+
+def test_a_loop_that_does_the_work_itself_goes_on_after_an_interrupt_at_any_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefetch, "HAND_OVER_S", math.inf)
+    monkeypatch.setattr(prefetch, "QUICK", 0)
+    line, is_over = 0, False
+    while not is_over:
+        line += 1
+        trace = Interrupt(line, Path(prefetch.__file__))
+        results, found = Prefetch(plans(20), 1, 1), list[int]()
+        next(results)
+        try:
+            with interrupted(trace):
+                found += [next(results), next(results)]
+                is_over = True
+        except KeyboardInterrupt:
+            found += results
+            # the one that was interrupted is gone, and maybe a plan that was being taken
+            assert len(found) >= 16, (line, found)
+            assert found == sorted(found)
+        results.close()
+    assert line > 50
     assert no_reading_threads()
 
 
