@@ -144,7 +144,8 @@ class PartWriter:
     ) -> None:
         """Store the features of one utterance, which survive the end of the process from then on.
 
-        As `write` and `commit(durably=False)`, and quicker outside the main thread.
+        As `write` and `commit(durably=False)`, and quicker outside the main thread: arrays are not
+        copied there, and what another thread changes in them meanwhile would be told as damage.
         """
         counted = self._thread.stores_here
         utterance = self._checked(id, arrays, annotations, UNKNOWN, counted=counted)
