@@ -6,9 +6,11 @@ import bz2
 import gzip
 import io
 import json
+import os
 import pathlib
 import pickle
 import re
+import sys
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -434,6 +436,18 @@ def test_lmdb_that_is_cut_short_is_refused(
         file.truncate(size % whole)
     with pytest.raises(AdoptionError, match=r"all' (is cut short: it has|cannot be read)"):
         getattr(featcache, door)(source, tmp_path / "cache")
+
+
+def test_lmdb_that_is_cut_short_is_refused_in_a_folder_with_modules_of_known_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, *_ = lmdb_of_npy(tmp_path)
+    os.truncate(source / "data.mdb", (source / "data.mdb").stat().st_size - 4096)
+    (tmp_path / "queue.py").write_text("raise ImportError('of the user')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    with pytest.raises(AdoptionError, match="is cut short: it has"):
+        featcache.convert(source, tmp_path / "cache")
 
 
 def test_lmdb_whose_last_pages_were_never_written_is_whole(tmp_path: Path) -> None:
