@@ -84,7 +84,7 @@ class AdoptedHdf5:
             features[array.feature].add(array.id, number, placed, window)
         ids = next(iter(features.values())).ids
         found = found_features(place.name, features, ids, is_named=options.pattern is not None)
-        return Found(containers, ids, found)
+        return Found(containers, ids, found, lists_ids=array.cut is not None)
 
     @contextmanager
     def readable(self, place: Place, what: str, options: Options) -> Iterator[Readable]:
@@ -123,7 +123,7 @@ class AdoptedHdf5:
                         arrays[feature] = whole.transpose(frames_first(shape, options.time_axis))
                 return arrays
 
-            yield Readable(paths, ids, features, read)
+            yield Readable(paths, ids, features, read, lists_ids=array.cut is not None)
 
     def open(self, place: Place, path: str) -> Hdf5Datasets:
         """Open a file whose datasets can be placed by name."""

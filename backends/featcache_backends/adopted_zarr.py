@@ -75,7 +75,7 @@ class AdoptedZarr:
             features[feature].add(id, 0, placed, window)
         ids = next(iter(features.values())).ids
         found = found_features(place.name, features, ids, is_named=options.pattern is not None)
-        return Found([*containers], ids, found)
+        return Found([*containers], ids, found, lists_ids=cut is not None)
 
     @contextmanager
     def readable(self, place: Place, what: str, options: Options) -> Iterator[Readable]:
@@ -102,7 +102,7 @@ class AdoptedZarr:
         if options.pattern is None:
             refuse_features(place.name, ids, next(iter(features.values())).rows)
         files = [path for path in place.files() if not path.endswith(".lock")]
-        yield Readable(files, ids, features, read)
+        yield Readable(files, ids, features, read, lists_ids=cut is not None)
 
 
 KIND = AdoptedZarr()

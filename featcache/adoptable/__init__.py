@@ -202,6 +202,7 @@ class Found:
     features: Mapping[str, FoundFeature]
     # by name, a value of each id; None: it has none
     annotations: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+    lists_ids: bool = False  # the ids stand in a list of the source: they are no names of arrays
 
 
 def files_called(place: Place, ends: tuple[str, ...]) -> list[str]:
@@ -290,6 +291,7 @@ class Readable:
     read: Callable[[int], Mapping[str, NDArray[Any]]]
     # by name, a value of each id; None: it has none
     annotations: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+    lists_ids: bool = False  # the ids stand in a list of the source: they are no names of arrays
 
 
 @runtime_checkable

@@ -272,7 +272,7 @@ def _indexed(
             found = kind.index(place, what, options)
         adopted = _source_of(place, found.containers, kind.name, is_folder=not what)
         check_found(found, adopted.sizes)
-        by_pattern = getattr(kind, "takes_pattern", False)
+        by_pattern = getattr(kind, "takes_pattern", False) and not found.lists_ids
         check_shapes(place.name, found.ids, found.features, options, by_pattern=by_pattern)
     except AdoptionError as error:
         told = with_way(str(error), Path(place.name) if place.is_local else place.name)

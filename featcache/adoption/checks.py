@@ -60,7 +60,7 @@ def check_shapes(
 
     Nothing in shapes is certain: with `time_axis=0` the user says that axis 0 is the frames, with
     another number that this axis was; with a pattern, that names are ids (`by_pattern`: the source
-    takes one). That utterances have no frames is told all the same.
+    takes one, and lists no ids). That utterances have no frames is told all the same.
 
     Raises `AdoptionError`, naming the first id, where each of several arrays is a single frame of
     two axes or more, or all are equally many such frames, and for features that cannot end

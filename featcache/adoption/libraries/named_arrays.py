@@ -160,6 +160,7 @@ class Arranged:
     ids: Sequence[str]
     features: Mapping[str, Sequence[ArrayPlace]]
     annotations: Mapping[str, Sequence[Value]]
+    lists_ids: bool = False
 
     @classmethod
     def of(cls, source: str, files: Sequence[Content], options: Options, *, one: bool) -> Arranged:
@@ -282,7 +283,7 @@ def _cut_arrays(
     for feature, all_places in found.items():
         if len(all_places) != len(ids):
             raise AdoptionError(f"{source!r}: not all files have {feature!r}; {CONVERT}")
-    return Arranged(ids, found, {})
+    return Arranged(ids, found, {}, lists_ids=True)
 
 
 def _tells_ids(columns: Mapping[str, NDArray[Any]]) -> bool:
@@ -453,7 +454,9 @@ class FilesOfArrays:
                     row, window = each.cut[1:3] if each.cut else (None, None)
                     columns.add(id, each.file, placed.cut(row), window)
                 features[name] = columns.found(arranged.ids)
-        return Found(paths, arranged.ids, features, arranged.annotations)
+        return Found(
+            paths, arranged.ids, features, arranged.annotations, lists_ids=arranged.lists_ids
+        )
 
     @contextmanager
     def readable(self, place: Place, what: str, options: Options) -> Iterator[Readable]:
@@ -471,7 +474,8 @@ class FilesOfArrays:
                 return found
 
             features = _stored(place.name, arranged, options)
-            yield Readable(paths, arranged.ids, features, read, arranged.annotations)
+            annotations, lists_ids = arranged.annotations, arranged.lists_ids
+            yield Readable(paths, arranged.ids, features, read, annotations, lists_ids)
 
     def _arranged(
         self, place: Place, what: str, options: Options
