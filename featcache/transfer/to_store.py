@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+from urllib.parse import urlsplit
 
 from featcache._cached import cached_property
 from featcache._progress import bar
@@ -258,7 +259,9 @@ def way_out(
             f", `featcache convert {quote(str(path))} {beside}{flags}` adds the features that are "
             f"here alone, and `featcache push {beside} {url}` brings them there"
         )
-    here_too = quote(f"{requests.place.url}-here")
+    # beside a whole bucket there is another one, maybe of others
+    is_bucket = not urlsplit(requests.place.url).path
+    here_too = "URL" if is_bucket else quote(f"{requests.place.url}-here")
     return f"{said}; `featcache push {quote(str(path))} {here_too}` keeps the one here beside it"
 
 

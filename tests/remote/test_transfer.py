@@ -328,6 +328,17 @@ def test_what_was_changed_on_both_sides_is_brought_together_by_what_is_said(
     assert featcache.open(f"{url}-here", remote=how).features == ("x", "z")
 
 
+def test_what_was_changed_on_both_sides_is_not_brought_into_a_bucket_of_others(
+    bucket: str, how: RemoteOptions, tmp_path: Path
+) -> None:
+    write(tmp_path / "a", range(4))
+    write(tmp_path / "b", range(3))
+    push(tmp_path / "a", bucket, remote=how)
+    with pytest.raises(CacheError, match=r"/b URL` keeps the one here") as refused:
+        push(tmp_path / "b", bucket, remote=how)
+    assert f"{bucket}-here" not in str(refused.value)
+
+
 def test_sets_that_no_push_has_put_there_are_refused(
     bucket: str, how: RemoteOptions, tmp_path: Path, endpoint: str
 ) -> None:
