@@ -297,8 +297,6 @@ def test_what_was_changed_on_both_sides_is_brought_together_by_what_is_said(
     bucket: str,
     how: RemoteOptions,
     tmp_path: Path,
-    endpoint: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url, here = f"{bucket}/train", tmp_path / "his cache"
     write(tmp_path / "a", range(4))
@@ -318,8 +316,6 @@ def test_what_was_changed_on_both_sides_is_brought_together_by_what_is_said(
         line for line in re.findall("`(.+?)`", str(refused.value)) if url in line or "-f" in line
     ]
     assert len(typed) == 4
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
     for line in typed:
         _, *words = shlex.split(line)
         main.main([*words, "-q"], "featcache", standalone_mode=False)
@@ -334,7 +330,7 @@ def test_what_was_changed_on_both_sides_is_not_brought_into_a_bucket_of_others(
     write(tmp_path / "a", range(4))
     write(tmp_path / "b", range(3))
     push(tmp_path / "a", bucket, remote=how)
-    with pytest.raises(CacheError, match=r"/b URL` keeps the one here") as refused:
+    with pytest.raises(CacheError, match=r"/b URL .+` keeps the one here") as refused:
         push(tmp_path / "b", bucket, remote=how)
     assert f"{bucket}-here" not in str(refused.value)
 
