@@ -466,6 +466,24 @@ def test_lmdb_whose_last_pages_were_never_written_is_whole(tmp_path: Path) -> No
     assert_holds(converted(source, tmp_path / "cache"), {"feats": {"a": array}})
 
 
+def test_ids_called_like_statistics_in_named_databases_of_lmdb_are_taken_by_the_pattern_told(
+    tmp_path: Path,
+) -> None:
+    lmdb = pytest.importorskip("lmdb")
+    held = {name: {"mean": MEL["spk-u1"], "u1": MEL["spk-u2"]} for name in ("mel", "slow")}
+    with lmdb.open(str(tmp_path / "all"), map_size=1 << 26, max_dbs=2) as made:
+        for name, arrays in held.items():
+            database = made.open_db(name.encode())
+            with made.begin(write=True, db=database) as writing:
+                for id, array in arrays.items():
+                    writing.put(id.encode(), as_bytes(np.save, array))
+    with pytest.raises(AdoptionError, match="'mean' among 2 arrays") as refused:
+        converted(tmp_path / "all", tmp_path / "cache")
+    (pattern,) = {*re.findall("pattern='(.+?)'", str(refused.value))}
+    given = {"pattern": pattern}
+    assert_holds(converted(tmp_path / "all", tmp_path / "cache", adopting=given), held)
+
+
 def test_lmdb_says_to_adopt_what_convert_takes(tmp_path: Path) -> None:
     for number, make in enumerate((lmdb_of_npy, lmdb_of_npz)):
         (tmp_path / str(number)).mkdir()

@@ -78,7 +78,7 @@ class LmdbStore:
                 return found
 
             features = arranged.stored(options)
-            yield Readable([path], arranged.ids, features, read, arranged.annotations)
+            yield Readable([path], arranged.ids, features, read, arranged.annotations, pattern)
 
 
 KIND = LmdbStore()
