@@ -37,7 +37,7 @@ from featcache.adoptable import (
     frames_first,
 )
 from featcache.adoptable.flat_arrays import Cut, FlatNames, cuts, flat_names
-from featcache.adoptable.names import Names, match_in_groups, refuse_features
+from featcache.adoptable.names import EACH, Names, match_in_groups, refuse_features
 from featcache.adoptable.placed_arrays import ArrayColumns, found_features
 from featcache.errors import AdoptionError, FeatcacheError
 from featcache_backends._hdf5_datasets import Hdf5Datasets
@@ -84,7 +84,7 @@ class AdoptedHdf5:
             features[array.feature].add(array.id, number, placed, window)
         ids = next(iter(features.values())).ids
         found = found_features(place.name, features, ids, is_named=options.pattern is not None)
-        return Found(containers, ids, found)
+        return Found(containers, ids, found, pattern=None if array.cut else EACH)
 
     @contextmanager
     def readable(self, place: Place, what: str, options: Options) -> Iterator[Readable]:
@@ -123,7 +123,7 @@ class AdoptedHdf5:
                         arrays[feature] = whole.transpose(frames_first(shape, options.time_axis))
                 return arrays
 
-            yield Readable(paths, ids, features, read)
+            yield Readable(paths, ids, features, read, pattern=None if array.cut else EACH)
 
     def open(self, place: Place, path: str) -> Hdf5Datasets:
         """Open a file whose datasets can be placed by name."""

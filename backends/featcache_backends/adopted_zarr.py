@@ -39,7 +39,7 @@ from featcache.adoptable import (
     frames_first,
 )
 from featcache.adoptable.flat_arrays import Cut, cuts, flat_names, ids_in
-from featcache.adoptable.names import Names, match_in_groups, refuse_features
+from featcache.adoptable.names import EACH, Names, match_in_groups, refuse_features
 from featcache.adoptable.placed_arrays import ArrayColumns, PlacedArray, found_features
 from featcache.errors import AdoptionError
 from featcache_backends._refusals import DAMAGE, import_library
@@ -75,7 +75,7 @@ class AdoptedZarr:
             features[feature].add(id, 0, placed, window)
         ids = next(iter(features.values())).ids
         found = found_features(place.name, features, ids, is_named=options.pattern is not None)
-        return Found([*containers], ids, found)
+        return Found([*containers], ids, found, pattern=None if cut else EACH)
 
     @contextmanager
     def readable(self, place: Place, what: str, options: Options) -> Iterator[Readable]:
@@ -102,7 +102,7 @@ class AdoptedZarr:
         if options.pattern is None:
             refuse_features(place.name, ids, next(iter(features.values())).rows)
         files = [path for path in place.files() if not path.endswith(".lock")]
-        yield Readable(files, ids, features, read)
+        yield Readable(files, ids, features, read, pattern=None if cut else EACH)
 
 
 KIND = AdoptedZarr()

@@ -202,6 +202,8 @@ class Found:
     features: Mapping[str, FoundFeature]
     # by name, a value of each id; None: it has none
     annotations: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+    # by which names of arrays were taken where none was given; None: a list of the source has ids
+    pattern: str | None = "{id}"
 
 
 def files_called(place: Place, ends: tuple[str, ...]) -> list[str]:
@@ -290,6 +292,8 @@ class Readable:
     read: Callable[[int], Mapping[str, NDArray[Any]]]
     # by name, a value of each id; None: it has none
     annotations: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+    # by which names of arrays were taken where none was given; None: a list of the source has ids
+    pattern: str | None = "{id}"
 
 
 @runtime_checkable

@@ -272,8 +272,8 @@ def _indexed(
             found = kind.index(place, what, options)
         adopted = _source_of(place, found.containers, kind.name, is_folder=not what)
         check_found(found, adopted.sizes)
-        by_pattern = getattr(kind, "takes_pattern", False)
-        check_shapes(place.name, found.ids, found.features, options, by_pattern=by_pattern)
+        pattern = found.pattern if getattr(kind, "takes_pattern", False) else None
+        check_shapes(place.name, found.ids, found.features, options, pattern)
     except AdoptionError as error:
         told = with_way(str(error), Path(place.name) if place.is_local else place.name)
         whose = "" if place.name in str(error) else f"{place.name!r}, as kind {kind.name!r}: "

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from featcache.adoptable import RAW, Found, FoundFeature, Options, Stored, TimeAxis
-from featcache.adoptable.names import EACH, named_as_statistics
+from featcache.adoptable.names import named_as_statistics
 from featcache.declaration import FrameTimes, first_contradiction
 from featcache.errors import AdoptionError, FeatureError
 from featcache.format.files import check_id
@@ -53,20 +53,20 @@ def check_shapes(
     ids: Sequence[str],
     features: Mapping[str, FoundFeature | Stored],
     options: Options,
-    *,
-    by_pattern: bool,
+    pattern: str | None,
 ) -> None:
     """Refuse batches and statistics among utterances; warn of what else looks like a mistake.
 
     Nothing in shapes is certain: with `time_axis=0` the user says that axis 0 is the frames, with
-    another number that this axis was; with a pattern, that names are ids (`by_pattern`: the source
-    takes one). That utterances have no frames is told all the same.
+    another number that this axis was; with a pattern, that names are ids (`pattern`: the one that
+    would say so of this source; None: none would). That utterances have no frames is told all the
+    same.
 
     Raises `AdoptionError`, naming the first id, where each of several arrays is a single frame of
     two axes or more, or all are equally many such frames, and for features that cannot end
     together.
     """
-    _check_names(source, ids, is_sure=not by_pattern or options.pattern is not None)
+    _check_names(source, ids, None if options.pattern else pattern)
     for name, feature in features.items():
         if feature.has_frames:
             _check_shape(source, ids, name, feature, options.time_axis)
@@ -106,19 +106,19 @@ def _check_shape(
         )  # fmt: skip
 
 
-def _check_names(source: str, ids: Sequence[str], *, is_sure: bool) -> None:
-    """Refuse names of statistics, or warn of them where the user is sure that they are ids."""
+def _check_names(source: str, ids: Sequence[str], pattern: str | None) -> None:
+    """Refuse names of statistics, or warn of them where there is no pattern to be given."""
     found = named_as_statistics(ids)
     if not found:
         return
     told = f"{source!r}: {', '.join(map(repr, found))} among {len(ids):,} arrays may be statistics"
     delete = "delete them from the cache (Cache.delete; the source stays as it is)"
-    if is_sure:
+    if pattern is None:
         _log.warning("%s; if they are, %s", told, delete)
         return
     raise AdoptionError(
-        f"{told}, by their names; if they are, move them elsewhere, or give pattern={EACH!r} and "
-        f"{delete}; if each is an utterance, give pattern={EACH!r}"
+        f"{told}, by their names; if they are, move them elsewhere, or give pattern={pattern!r} "
+        f"and {delete}; if each is an utterance, give pattern={pattern!r}"
     )
 
 

@@ -305,7 +305,8 @@ def _library_rows(
     try:
         features = rows.readable.features
         where, ids = str(source) or f"source of kind {kind!r}", rows.readable.ids
-        check_shapes(where, ids, features, _options(settings), by_pattern=by_pattern)
+        pattern = rows.readable.pattern if by_pattern else None
+        check_shapes(where, ids, features, _options(settings), pattern)
         for name, stored in features.items():
             rows.declarations[name] = FeatureStorageConfig(
                 name,

@@ -327,11 +327,11 @@ class _Segment:
         self.bytes: Bytes = np.frombuffer(mapping, np.uint8)
         self._read_records()
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if "_file" in self.__dict__:
             self._file.close()
             if self._log is not None and self._log >= 0:
-                os.close(self._log)
+                close(self._log)  # when the interpreter ends, `os` may be gone before this
 
     def is_removed(self) -> bool:
         """Whether its file has no name any more."""

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+from urllib.parse import urlsplit
 
 from featcache._cached import cached_property
 from featcache._progress import bar
@@ -57,7 +58,7 @@ from featcache.format.manifest import (
     read_manifest,
 )
 from featcache.reading.generation import Generation
-from featcache.remote import PIECE_BYTES, PIECES_AT_ONCE, Requests
+from featcache.remote import PIECE_BYTES, PIECES_AT_ONCE, RemoteOptions, Requests
 
 PUSHED_LISTS = "work-pushed"  # the lists: in a store a directory, in a cache a file, `.json`
 MANY = 1000  # names that a store lists in one answer
@@ -245,7 +246,8 @@ def way_out(
 ) -> str:
     """Return what to type where a cache and one in a store do not come from each other."""
     url, beside = quote(requests.place.url), quote(f"{path}-there")
-    said = f"`featcache pull {url} {beside}` copies the one there beside the one here"
+    store = _flags(requests.place.options)
+    said = f"`featcache pull {url} {beside}{store}` copies the one there beside the one here"
     new = [
         feature
         for name, each in here.items()
@@ -256,10 +258,20 @@ def way_out(
         flags = "".join(f" -f {quote(feature)}" for feature in new)
         said += (
             f", `featcache convert {quote(str(path))} {beside}{flags}` adds the features that are "
-            f"here alone, and `featcache push {beside} {url}` brings them there"
+            f"here alone, and `featcache push {beside} {url}{store}` brings them there"
         )
-    here_too = quote(f"{requests.place.url}-here")
-    return f"{said}; `featcache push {quote(str(path))} {here_too}` keeps the one here beside it"
+    # beside a whole bucket there is another one, maybe of others
+    is_bucket = not urlsplit(requests.place.url).path
+    here_too = "URL" if is_bucket else quote(f"{requests.place.url}-here")
+    push = f"featcache push {quote(str(path))} {here_too}{store}"
+    return f"{said}; `{push}` keeps the one here beside it"
+
+
+def _flags(options: RemoteOptions) -> str:
+    """Return how a store is reached, as `featcache push` and `pull` take it behind their places."""
+    given = {"--endpoint": options.endpoint, "--region": options.region}
+    flags = [f" {flag} {quote(value)}" for flag, value in given.items() if value is not None]
+    return "".join(flags) + " --anonymous" * options.anonymous
 
 
 def _named(name: str, generation: str) -> str:

@@ -120,6 +120,16 @@ def test_padded_arrays_are_cut_by_their_lengths(tmp_path: Path, store: Callable[
     assert_holds(cache, "pitch", named(PITCH, store))
 
 
+@pytest.mark.parametrize("store", [each for each in STORES if each is not safetensors])
+def test_ids_that_a_list_names_may_be_called_like_statistics(
+    tmp_path: Path, store: Callable[..., Path]
+) -> None:
+    ids = np.array([*list(FRAMES)[:-1], "mean"])
+    source = store(tmp_path, {"mel": padded(FRAMES), "lengths": LENGTHS, "ids": ids})
+    cache = taken(store, source, tmp_path)
+    assert_holds(cache, "feats", dict(zip(ids.tolist(), FRAMES.values(), strict=True)))
+
+
 @pytest.mark.parametrize("store", STORES)
 def test_frames_of_padded_arrays_may_be_another_axis(
     tmp_path: Path, store: Callable[..., Path]

@@ -6,9 +6,11 @@ import bz2
 import gzip
 import io
 import json
+import os
 import pathlib
 import pickle
 import re
+import sys
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -436,6 +438,18 @@ def test_lmdb_that_is_cut_short_is_refused(
         getattr(featcache, door)(source, tmp_path / "cache")
 
 
+def test_lmdb_that_is_cut_short_is_refused_in_a_folder_with_modules_of_known_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, *_ = lmdb_of_npy(tmp_path)
+    os.truncate(source / "data.mdb", (source / "data.mdb").stat().st_size - 4096)
+    (tmp_path / "queue.py").write_text("raise ImportError('of the user')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    with pytest.raises(AdoptionError, match="is cut short: it has"):
+        featcache.convert(source, tmp_path / "cache")
+
+
 def test_lmdb_whose_last_pages_were_never_written_is_whole(tmp_path: Path) -> None:
     """As where a transaction deletes what it has put: the library writes no page of that."""
     lmdb = pytest.importorskip("lmdb")
@@ -450,6 +464,24 @@ def test_lmdb_whose_last_pages_were_never_written_is_whole(tmp_path: Path) -> No
                 writing.delete(b"y")
         assert (source / "data.mdb").stat().st_size < 4096 * (made.info()["last_pgno"] + 1)
     assert_holds(converted(source, tmp_path / "cache"), {"feats": {"a": array}})
+
+
+def test_ids_called_like_statistics_in_named_databases_of_lmdb_are_taken_by_the_pattern_told(
+    tmp_path: Path,
+) -> None:
+    lmdb = pytest.importorskip("lmdb")
+    held = {name: {"mean": MEL["spk-u1"], "u1": MEL["spk-u2"]} for name in ("mel", "slow")}
+    with lmdb.open(str(tmp_path / "all"), map_size=1 << 26, max_dbs=2) as made:
+        for name, arrays in held.items():
+            database = made.open_db(name.encode())
+            with made.begin(write=True, db=database) as writing:
+                for id, array in arrays.items():
+                    writing.put(id.encode(), as_bytes(np.save, array))
+    with pytest.raises(AdoptionError, match="'mean' among 2 arrays") as refused:
+        converted(tmp_path / "all", tmp_path / "cache")
+    (pattern,) = {*re.findall("pattern='(.+?)'", str(refused.value))}
+    given = {"pattern": pattern}
+    assert_holds(converted(tmp_path / "all", tmp_path / "cache", adopting=given), held)
 
 
 def test_lmdb_says_to_adopt_what_convert_takes(tmp_path: Path) -> None:

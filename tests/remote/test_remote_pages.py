@@ -127,6 +127,17 @@ def files_of(asked: object, pages: Pages, name: str = "x", size: int = 1 << 50) 
     )
 
 
+def test_pages_that_are_closed_when_the_interpreter_ends_say_nothing(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(pages, "key")
+    (segment,) = pages._segments.values()
+    with monkeypatch.context() as ending:
+        ending.setattr(module, "os", None)  # as the interpreter leaves it
+        segment.__del__()
+    segment._log = None  # is closed
+
+
 def test_a_page_that_is_noted_while_another_is_looked_for_confuses_nobody(
     pages: Pages, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -297,8 +297,6 @@ def test_what_was_changed_on_both_sides_is_brought_together_by_what_is_said(
     bucket: str,
     how: RemoteOptions,
     tmp_path: Path,
-    endpoint: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url, here = f"{bucket}/train", tmp_path / "his cache"
     write(tmp_path / "a", range(4))
@@ -318,14 +316,23 @@ def test_what_was_changed_on_both_sides_is_brought_together_by_what_is_said(
         line for line in re.findall("`(.+?)`", str(refused.value)) if url in line or "-f" in line
     ]
     assert len(typed) == 4
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
     for line in typed:
         _, *words = shlex.split(line)
         main.main([*words, "-q"], "featcache", standalone_mode=False)
     assert featcache.open(url, remote=how).features == ("x", "y", "z")
     assert len(values(featcache.open(url, remote=how, verify="arrays"))) == 4
     assert featcache.open(f"{url}-here", remote=how).features == ("x", "z")
+
+
+def test_what_was_changed_on_both_sides_is_not_brought_into_a_bucket_of_others(
+    bucket: str, how: RemoteOptions, tmp_path: Path
+) -> None:
+    write(tmp_path / "a", range(4))
+    write(tmp_path / "b", range(3))
+    push(tmp_path / "a", bucket, remote=how)
+    with pytest.raises(CacheError, match=r"/b URL .+` keeps the one here") as refused:
+        push(tmp_path / "b", bucket, remote=how)
+    assert f"{bucket}-here" not in str(refused.value)
 
 
 def test_sets_that_no_push_has_put_there_are_refused(

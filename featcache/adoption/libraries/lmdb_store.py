@@ -78,7 +78,7 @@ class LmdbStore:
                 return found
 
             features = arranged.stored(options)
-            yield Readable([path], arranged.ids, features, read, arranged.annotations)
+            yield Readable([path], arranged.ids, features, read, arranged.annotations, pattern)
 
 
 KIND = LmdbStore()
@@ -166,6 +166,7 @@ def _refuse_cut(opened: Any, path: Path) -> None:
     if size % page == 0 and size >= whole:
         return
     code = (
+        f"import sys; sys.path[:] = {sys.path!r}; "  # where the same modules are found
         f"from {__name__} import touch_all; import pathlib; touch_all(pathlib.Path({str(path)!r}))"
     )
     if size % page or subprocess.run([sys.executable, "-c", code]).returncode not in (0, 1):

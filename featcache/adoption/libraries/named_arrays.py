@@ -160,6 +160,7 @@ class Arranged:
     ids: Sequence[str]
     features: Mapping[str, Sequence[ArrayPlace]]
     annotations: Mapping[str, Sequence[Value]]
+    pattern: str | None = EACH  # as of `Found`
 
     @classmethod
     def of(cls, source: str, files: Sequence[Content], options: Options, *, one: bool) -> Arranged:
@@ -282,7 +283,7 @@ def _cut_arrays(
     for feature, all_places in found.items():
         if len(all_places) != len(ids):
             raise AdoptionError(f"{source!r}: not all files have {feature!r}; {CONVERT}")
-    return Arranged(ids, found, {})
+    return Arranged(ids, found, {}, pattern=None)
 
 
 def _tells_ids(columns: Mapping[str, NDArray[Any]]) -> bool:
@@ -453,7 +454,7 @@ class FilesOfArrays:
                     row, window = each.cut[1:3] if each.cut else (None, None)
                     columns.add(id, each.file, placed.cut(row), window)
                 features[name] = columns.found(arranged.ids)
-        return Found(paths, arranged.ids, features, arranged.annotations)
+        return Found(paths, arranged.ids, features, arranged.annotations, pattern=arranged.pattern)
 
     @contextmanager
     def readable(self, place: Place, what: str, options: Options) -> Iterator[Readable]:
@@ -471,7 +472,8 @@ class FilesOfArrays:
                 return found
 
             features = _stored(place.name, arranged, options)
-            yield Readable(paths, arranged.ids, features, read, arranged.annotations)
+            annotations, pattern = arranged.annotations, arranged.pattern
+            yield Readable(paths, arranged.ids, features, read, annotations, pattern)
 
     def _arranged(
         self, place: Place, what: str, options: Options
