@@ -526,7 +526,7 @@ def test_a_store_that_refuses_is_no_damaged_file(server: RangeServer, tmp_path: 
         for request in (1, 2, 3):
             refuse_from(server, request)
             how = options(tmp_path / f"{request}-{len(server.requests)}")
-            with pytest.raises(RemoteError, match=f"{name}: the store refuses"):
+            with pytest.raises(RemoteError, match=f"{name}: the store does not let it be read"):
                 featcache.adopt(f"{server.url}/{name}", tmp_path / "c", remote=how)
             assert not (tmp_path / "c" / "featcache.json").exists()
 
