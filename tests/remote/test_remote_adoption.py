@@ -211,6 +211,7 @@ def server(sources: tuple[Path, dict[str, str]], tmp_path: Path) -> Iterator[Ran
 
 
 def options(tmp_path: Path, **more: Any) -> RemoteOptions:
+    more = {"hedge": False, **more}  # requests are counted
     return RemoteOptions(pages=tmp_path / "pages", retry_s=5.0, timeout_s=5.0, **more)
 
 

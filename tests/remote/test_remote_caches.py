@@ -57,6 +57,7 @@ def server(bucket: Path) -> Iterator[RangeServer]:
 
 
 def options(tmp_path: Path, **more: object) -> RemoteOptions:
+    more = {"hedge": False, **more}  # requests are counted
     return RemoteOptions(pages=tmp_path / "pages", retry_s=20.0, timeout_s=10.0, **more)  # type: ignore[arg-type]
 
 

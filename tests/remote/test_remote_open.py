@@ -60,7 +60,7 @@ def server(cache: Path) -> Iterator[RangeServer]:
 @pytest.fixture
 def opened(server: RangeServer, tmp_path: Path) -> Callable[..., featcache.Cache]:
     """Return what opens the cache by its URL."""
-    remote = RemoteOptions(pages=tmp_path / "pages", retry_s=5.0)
+    remote = RemoteOptions(pages=tmp_path / "pages", retry_s=5.0, hedge=False)
     return lambda **more: featcache.open(f"{server.url}/c", remote=remote, **more)
 
 

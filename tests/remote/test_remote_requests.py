@@ -56,6 +56,7 @@ def server(bucket: Path) -> Iterator[RangeServer]:
 
 
 def opened(server: RangeServer, backend: str, tmp_path: Path, **more: Any) -> featcache.Cache:
+    more = {"hedge": False, **more}  # what is counted is what was planned
     how = RemoteOptions(pages=tmp_path / "pages", retry_s=20.0, timeout_s=10.0, **more)
     return featcache.open(f"{server.url}/{backend}", remote=how)
 
