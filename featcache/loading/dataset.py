@@ -46,6 +46,14 @@ def key_and_part(index: Index) -> tuple[Key, Part | None]:
     )
 
 
+def keys_and_parts(indices: Sequence[Index]) -> tuple[Sequence[Key], Sequence[Part | None]]:
+    """Return the rows or ids of a batch, and the parts that are wanted; no parts: all of all."""
+    if {int, str}.issuperset(map(type, indices)):  # which those of most samplers are
+        return cast(Sequence[Key], indices), ()
+    keys, parts = zip(*map(key_and_part, indices), strict=True)
+    return keys, parts
+
+
 def cuts_by_feature(
     table: FeatureTable,
     features: Sequence[str],
@@ -103,6 +111,7 @@ class BatchPlan:
     spans: Mapping[str, tuple[Ints, Ints]]
     ends: Mapping[str, Ints]  # per feature where the places of the rows begin and end, in frames
     nbytes: int
+    filled: int  # of these bytes, no padding
     draw: tuple[int, int]  # seed and epoch
 
 
@@ -292,13 +301,13 @@ class FeatureDataset(Dataset[Item]):
         self.require_rows(indices)
         if self.table.plan is not None and getattr(indices, "draw", None) is None:
             self._tell_unplanned(len(indices))
-        keys, parts = zip(*map(key_and_part, indices), strict=True)
+        keys, parts = keys_and_parts(indices)
         rows = self.table.numbers(keys)
         draw = getattr(indices, "draw", None)
         draw = draw or (self.seed, self.epoch if epoch is None else epoch)
         first_stored = {name: self.choices.stored(name)[0] for name in self.features}
         cuts = cuts_by_feature(self.table, [*first_stored.values()], rows, keys, parts)
-        spans, ends, nbytes = {}, {}, 0
+        spans, ends, nbytes, filled = {}, {}, 0, 0
         for name, (starts, lengths, wholes) in self.choices.spans(rows, draw).items():
             if self.choices.has_frames(name):
                 for place, cut in cuts[first_stored[name]]:
@@ -310,7 +319,8 @@ class FeatureDataset(Dataset[Item]):
             spans[name] = starts, lengths
             frame_bytes = math.prod(self.choices.dims(name)) * self._dtypes[name].itemsize
             nbytes += int(ends[name][-1]) * frame_bytes
-        return BatchPlan(rows, spans, ends, nbytes, draw)
+            filled += int(lengths.sum()) * frame_bytes
+        return BatchPlan(rows, spans, ends, nbytes, filled, draw)
 
     def require_rows(self, numbers: object) -> None:
         """Raise `ConfigError` for a batch or a sampler whose numbers count other utterances."""

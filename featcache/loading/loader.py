@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 import sys
 import time
 import weakref
@@ -291,7 +290,7 @@ class FeatureLoader(Generic[T]):
             `featcache.interop.speechbrain.padded_batch`.
         threads: number of batches that are read side by side ahead; 0 reads each when it is asked
             for. One is enough for what is mapped from a local disk (a loop that does nothing
-            between batches reads them itself); codecs, a `transform`, network file systems and
+            between batches reads along); codecs, a `transform`, network file systems and
             `mapped=False` may want more.
         prefetch_bytes: most bytes of the batches that are read ahead and wait.
         pin_memory: read into memory that a GPU can copy from while the CPU goes on; by default for
@@ -562,14 +561,8 @@ class FeatureLoader(Generic[T]):
 
     def _plan(self, indices: Sequence[Index], epoch: int) -> Planned[T]:
         plan = self.dataset.plan(indices, epoch)
-        held = places = 0
-        for name, (_, lengths) in plan.spans.items():
-            numbers = math.prod(self.dataset.choices.dims(name))
-            held += int(lengths.sum()) * numbers
-            places += int(plan.ends[name][-1]) * numbers
-        filled = plan.nbytes * held // max(places, 1)
         wanted = self.dataset.wanted(plan)
-        return Planned(plan.nbytes, partial(self._read, plan), filled, wanted)
+        return Planned(plan.nbytes, partial(self._read, plan), plan.filled, wanted)
 
     def _ask(self, planned: Sequence[Planned[T]]) -> None:
         """Ask object stores for what several batches read, without waiting."""

@@ -23,7 +23,7 @@ MOST_AHEAD = 64
 PLANS_AHEAD = 4  # beside one for each thread: to take one from its iterator is quick
 HAND_OVER_S = 1e-4  # that a result takes from a thread to the loop, beside the work
 QUICK = 8  # such results one after the other, from which on a loop has nothing else to do
-LEAST_WORK_S = 5e-3  # to make a result, to which a hand-over adds little
+LEAST_WORK_S = 1e-3  # to make a result, for which two threads are quicker than one
 ALONE = 30  # results that a loop makes itself, until it is seen again whether a thread gets ahead
 R = TypeVar("R")
 
@@ -49,7 +49,7 @@ class _Slot(Generic[R]):
         self.job: Planned[R] | None = None
         self.nbytes = 0  # that it takes, or will soon
         self.result: Future[R] = Future()
-        self.thread = 0  # ident of the one that is at it
+        self.thread = 0  # ident of the one that is at it; 0: none is
         self.cpu_s = 0.0  # of the processor, that doing it took
         self.work_s = 0.0  # that planning and doing it took
 
@@ -81,10 +81,10 @@ class Prefetch(Iterator[R]):
     Plans are taken from their iterator in the caller's thread, and carried out in the others: the
     job that a plan returns is done there when there is room for its result. Threads live only while
     there is something to do: an iteration that is left, by an exception or otherwise, leaves none
-    behind once the few jobs that were begun are done. A loop that always asks again within
-    `HAND_OVER_S` has nothing to do meanwhile: instead of one thread it does quick jobs itself. So
-    it does where one thread does not get ahead, since the loop leaves it no processor, or not
-    Python's lock.
+    behind once the few jobs that were begun are done. A loop that asks again within `HAND_OVER_S`
+    has nothing to do meanwhile: it works beside the one thread, and in place of it where jobs are
+    quick. So it does where one thread does not get ahead, since the loop leaves it no processor,
+    or not Python's lock.
 
     Args:
         plans: each returns the bytes of its result, and the function that makes it.
@@ -131,6 +131,7 @@ class Prefetch(Iterator[R]):
         self._threads: list[threading.Thread] = []
         self._handed_at = -math.inf  # when the last result was
         self._is_alone = not threads  # the caller's thread does the work itself, for now
+        self._helps = False  # it works beside the other one
         self._left_alone = 0  # so many more results
         self._quick, self._work_s = 0, 0.0  # asked for at once, until now; that the last one took
         self._busy = 0  # threads that look for more to do when they are done
@@ -158,8 +159,9 @@ class Prefetch(Iterator[R]):
         was_alone = self._is_alone
         if self._most_threads == 1 and self._together is None and self._watchdog_s is None:
             self._quick = self._quick + 1 if step_s < HAND_OVER_S else 0
-            is_idle = self._quick > QUICK and self._work_s < LEAST_WORK_S
-            self._is_alone = is_idle or self._left_alone > 0
+            is_long = self._work_s >= LEAST_WORK_S
+            self._helps = self._quick > 0 and is_long
+            self._is_alone = self._left_alone > 0 or (self._quick > QUICK and not is_long)
             self._left_alone = max(self._left_alone - 1, 0)
         self._take_plans()
         with self._state:
@@ -197,8 +199,8 @@ class Prefetch(Iterator[R]):
 
     def _result(self, slot: _Slot[R]) -> R:
         began = time.perf_counter()
-        if self._is_alone and not slot.result.done():
-            self._work_alone(slot)
+        if self._is_alone or self._helps:
+            self._work_here(slot)
         if self._watchdog_s is not None and self._watch is not None:
             if self._is_alone:
                 late = slot.work_s > self._watchdog_s
@@ -319,40 +321,62 @@ class Prefetch(Iterator[R]):
                     self._busy -= 1
                     return
                 self._at_work.add(me)
-            for slot in slots:
-                slot.thread = me
+                for slot in slots:
+                    slot.thread = me
             if slots[0].job is None:
                 self._plan(slots)
             else:
                 self._make(slots[0], slots[0].job)
             del slots  # and keep no result
 
-    def _work_alone(self, slot: _Slot[R]) -> None:
-        """Plan and make a result in the caller's thread, once no other is at something."""
-        slot.thread = threading.get_ident()
-        with self._state:
-            # an interrupt (Ctrl-C) may have left this thread there, and a slot in no list
-            self._state.wait_for(lambda: self._at_work <= {slot.thread})
-            if slot.result.done():
-                return
-            self._at_work.add(slot.thread)
-            if slot in self._to_plan:
-                self._to_plan.remove(slot)
-        try:
-            if slot.job is None:
-                self._plan([slot])
-            with self._state:
-                if slot in self._to_do:
-                    self._to_do.remove(slot)
-                    self._bytes += slot.nbytes
-            if slot.job is not None and not slot.result.done():
-                self._make(slot, slot.job)
-        finally:
-            with self._state:
-                self._at_work.discard(slot.thread)
-                self._state.notify_all()
+    def _work_here(self, slot: _Slot[R]) -> None:
+        """Plan and make results in the caller's thread until one is there, or others are at all."""
+        me = threading.get_ident()
+        while (mine := self._first_free(slot, me)) is not None:
+            try:
+                if mine.job is None:
+                    self._plan([mine], here=True)
+                if mine.job is not None and self._take(mine, me):
+                    self._make(mine, mine.job, here=True)
+            finally:
+                with self._state:
+                    self._at_work.discard(me)
+                    self._state.notify_all()
 
-    def _make(self, slot: _Slot[R], job: Planned[R]) -> None:
+    def _first_free(self, slot: _Slot[R], me: int) -> _Slot[R] | None:
+        """Return the first result that no thread is at, unless that of `slot` is there.
+
+        An interrupt (Ctrl-C) may have left this thread at one that is in no list any more.
+        """
+        with self._state:
+            if self._is_alone:
+                self._state.wait_for(lambda: self._at_work <= {me})
+            if slot.result.done():
+                return None
+            free = (each for each in self._slots if each.thread in (0, me))
+            first = next((each for each in free if not each.result.done()), None)
+            if first is None or (first.job is not None and not self._fits(first)):
+                return None
+            self._at_work.add(me)
+            if first in self._to_plan:
+                self._to_plan.remove(first)
+            first.thread = me
+            return first
+
+    def _take(self, slot: _Slot[R], me: int) -> bool:
+        """Take a planned result to make it, if nobody else did and there is room."""
+        with self._state:
+            if slot.thread not in (0, me) or slot.result.done():
+                return False  # the other thread was quicker, or another closes it
+            if not self._slots or not self._fits(slot):
+                return False
+            if slot in self._to_do:
+                self._to_do.remove(slot)
+                self._bytes += slot.nbytes
+            slot.thread = me
+            return True
+
+    def _make(self, slot: _Slot[R], job: Planned[R], here: bool = False) -> None:
         began, cpu = time.perf_counter(), time.thread_time()
         try:
             made = job.make()
@@ -360,9 +384,9 @@ class Prefetch(Iterator[R]):
             slot.cpu_s = time.thread_time() - cpu
             slot.result.set_result(made)
         except BaseException as error:  # it is raised where the result is asked for
-            _fail(slot, error)
+            _fail(slot, error, here)
 
-    def _plan(self, slots: list[_Slot[R]]) -> None:
+    def _plan(self, slots: list[_Slot[R]], here: bool = False) -> None:
         """Make plans, begin what their jobs wait for, and let these be done."""
         planned: list[tuple[_Slot[R], Planned[R]]] = []
         for slot in slots:
@@ -370,7 +394,7 @@ class Prefetch(Iterator[R]):
             try:
                 planned.append((slot, slot.plan()))
             except BaseException as error:
-                _fail(slot, error)
+                _fail(slot, error, here)
             slot.work_s += time.perf_counter() - began
         if self._together is not None and planned and not self._closed:
             try:
@@ -385,7 +409,7 @@ class Prefetch(Iterator[R]):
                 if self._closed:
                     slot.result.cancel()
                 else:
-                    slot.job, slot.nbytes = job, job.nbytes
+                    slot.job, slot.nbytes, slot.thread = job, job.nbytes, 0
                     self._to_do.append(slot)
 
     def _next_slots(self) -> list[_Slot[R]]:
@@ -409,8 +433,13 @@ class Prefetch(Iterator[R]):
         return [self._to_plan.popleft()] if self._to_plan else []
 
 
-def _fail(slot: _Slot[R], error: BaseException) -> None:
-    """Raise an error where a result is asked for; `StopIteration` would look like the end."""
+def _fail(slot: _Slot[R], error: BaseException, here: bool = False) -> None:
+    """Raise an error where a result is asked for; `StopIteration` would look like the end.
+
+    An interrupt of the caller's thread is raised at once: what it was at is begun anew.
+    """
+    if here and not isinstance(error, Exception):
+        raise error
     stops = isinstance(error, StopIteration)
     slot.result.set_exception(RuntimeError(f"a job raised {error!r}") if stops else error)
 

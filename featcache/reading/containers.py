@@ -123,12 +123,12 @@ class Containers:
                 remote.read_many(some, [outs[number] for number in others])
             return
         self.prefetch(pieces)
-        me = get_ident()
+        me, last, mapped = get_ident(), None, None
         for out, piece in zip(outs, pieces, strict=True):
             self._at[me] = piece
             container, offset, nbytes = piece
-            file = self._file(container)
-            mapped = file.mapped
+            if container != last or self.adopted is not None:  # which may change meanwhile
+                last, mapped = container, self._file(container).mapped
             if mapped is None or not 0 <= offset <= len(mapped) - nbytes:
                 self.read_into(container, offset, out[:nbytes])
             else:

@@ -236,8 +236,11 @@ def test_errors_of_plans_made_together_end_nothing() -> None:
     assert list(results) == []
 
 
-def test_a_loop_with_nothing_else_to_do_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_with_nothing_else_to_do_needs_no_thread_for_quick_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loop = threading.get_ident()
+    monkeypatch.setattr(prefetch, "LEAST_WORK_S", math.inf)
 
     def done_in(number: int) -> int:
         return threading.get_ident()
@@ -249,8 +252,31 @@ def test_a_loop_with_nothing_else_to_do_needs_no_thread(monkeypatch: pytest.Monk
     assert no_reading_threads()
 
 
+def test_a_loop_with_nothing_else_to_do_works_beside_the_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefetch, "HAND_OVER_S", math.inf)
+    monkeypatch.setattr(prefetch, "LEAST_WORK_S", 0)
+    both, done_in = threading.Barrier(2), list[int]()
+
+    def together(number: int) -> int:
+        if 0 < number < 19:  # pairs, each of one of the thread and one of the loop
+            both.wait(timeout=20)
+        done_in.append(threading.get_ident())
+        return number
+
+    assert [*Prefetch(plans(20, run=together), 1, 100)] == [*range(20)]
+    assert len(done_in) == 20
+    assert done_in.count(threading.get_ident()) >= 9
+    assert no_reading_threads()
+
+
+@pytest.mark.parametrize("least_work_s", [0, math.inf])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_loop_may_be_quick_now_and_slow_then(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_may_be_quick_now_and_slow_then(
+    seed: int, least_work_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "LEAST_WORK_S", least_work_s)
     monkeypatch.setattr(prefetch, "HAND_OVER_S", 0.001)
     monkeypatch.setattr(prefetch, "QUICK", 1)
     random = np.random.default_rng(seed)
@@ -276,13 +302,17 @@ def test_a_loop_may_be_quick_now_and_slow_then(seed: int, monkeypatch: pytest.Mo
         if random.random() < 0.3:
             time.sleep(0.003 * random.random())
     assert found == [*range(200)]
-    assert most == [1]  # the loop waits for the thread, and the thread leaves it to the loop
+    # the loop works beside the thread, or waits for it, and the thread leaves it to the loop
+    assert most == [2 if least_work_s == 0 else 1]
     assert no_reading_threads()
 
 
-def test_a_loop_that_does_the_work_itself_goes_on_after_an_interrupt_at_any_line(
+@pytest.mark.parametrize("least_work_s", [0, math.inf])
+def test_a_loop_that_does_work_itself_goes_on_after_an_interrupt_at_any_line(
+    least_work_s: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(prefetch, "LEAST_WORK_S", least_work_s)
     monkeypatch.setattr(prefetch, "HAND_OVER_S", math.inf)
     monkeypatch.setattr(prefetch, "QUICK", 0)
     line, is_over = 0, False
@@ -385,13 +415,17 @@ def test_a_disk_is_waited_for_in_the_thread() -> None:
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("burst", [2, 5, 8])
+@pytest.mark.parametrize("burst", [2, 5])
 def test_a_thread_works_on_behind_a_burst(burst: int) -> None:
     def read(number: int) -> int:
         time.sleep(0.001)
         return threading.get_ident()
 
-    for number, thread in enumerate(Prefetch(plans(5 * burst, run=read), 1, burst)):
-        assert thread != threading.get_ident()
+    results = Prefetch(plans(5 * burst, run=read), 1, burst)
+    for number in range(5 * burst):
+        thread = next(results)
+        # the loop may help with those of the first burst, and with what then comes next
+        assert number < 2 * burst or thread != threading.get_ident()
         if number % burst == burst - 1:
-            time.sleep(0.005 * burst)
+            while results.ahead()[0] < min(burst, 5 * burst - number - 1):
+                time.sleep(0.001)
