@@ -28,7 +28,7 @@ from featcache.errors import CorruptCacheError, FeatcacheError, counted
 
 if TYPE_CHECKING:
     from featcache.inspect import Diff
-    from featcache.reading.verify import Damage, PageDamage
+    from featcache.reading import Damage, PageDamage
     from featcache.store import Cache
 
 _NAMED = 20  # arrays of a container that are damaged
@@ -104,9 +104,8 @@ def _verified(path: str, checked: str, sample: int | None) -> dict[str, object]:
 
 def _of_all(path: str, cache: Cache, *, arrays: bool) -> tuple[int, list[Damage]]:
     """Compare what `featcache.open(verify=...)` does; return bytes of containers, and damage."""
-    from featcache.format.files import reading
-    from featcache.reading.opening import damage_of
-    from featcache.reading.verify import tell_unequal_ends
+    from featcache.format import reading
+    from featcache.reading import damage_of, tell_unequal_ends
 
     generation = cache.opened
     if arrays:
@@ -166,7 +165,7 @@ def _is_damaged(told: Mapping[str, object]) -> bool:
 
 
 def _print_verified(told: Mapping[str, Any]) -> None:
-    from featcache.reading.verify import IN_A_STORE
+    from featcache.reading import IN_A_STORE
     from featcache.remote import is_url
 
     path, seconds = shown(told["path"]), told["seconds"]
@@ -200,8 +199,7 @@ def _print_verified(told: Mapping[str, Any]) -> None:
 
 
 def _has_manifest(path: str) -> bool:
-    from featcache.format.feature_sets import every_directory
-    from featcache.format.manifest import read_manifest
+    from featcache.format import every_directory, read_manifest
 
     cache = Path(path.rpartition("@")[0] or path)
     try:
@@ -274,7 +272,7 @@ def diff(a: str, b: str, values: bool, atol: float, ids: bool, as_json: bool) ->
 
 
 def _only(one: Cache, other: Cache) -> list[str]:
-    from featcache.format.index import rows_of_ids
+    from featcache.format import rows_of_ids
 
     rows = rows_of_ids(other.opened.index, one.opened.index)
     return [one.id(row) for row in (rows < 0).nonzero()[0].tolist()]

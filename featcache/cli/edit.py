@@ -306,7 +306,7 @@ def accept(cache: str, fingerprint: IO[str], yes: bool, as_json: bool) -> None:
     For changes that compute the same values, as somebody has to know. Exit code 1: it was not
     accepted.
     """  # fmt: skip
-    from featcache.format.fingerprint import cache_fingerprint, differences
+    from featcache.format import cache_fingerprint, differences
     from featcache.writing.session import accept as accepted
 
     wanted = json_of(fingerprint)

@@ -36,7 +36,7 @@ from featcache.interface import Array
 
 if TYPE_CHECKING:
     from featcache.store import Cache
-    from featcache.tables.table import FeatureTable
+    from featcache.tables import FeatureTable
 
 _DEAD = 1e-6  # a deviation below it: the dimension says nothing
 

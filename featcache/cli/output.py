@@ -250,6 +250,6 @@ def duration(seconds: float) -> str:
 
 def ago(when: str) -> str:
     """Return how long ago a time in ISO 8601 was."""
-    from featcache.reading.opening import ago as in_words
+    from featcache.reading import ago as in_words
 
     return in_words((datetime.now(UTC) - datetime.fromisoformat(when)).total_seconds())

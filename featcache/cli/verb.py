@@ -255,8 +255,7 @@ def opened(text: str | Path, *, version: str | None = None, check_reads: bool = 
     """
     from urllib.parse import urlsplit
 
-    from featcache.reading.generation import OpenSettings
-    from featcache.reading.opening import located, open_generation
+    from featcache.reading import OpenSettings, located, open_generation
     from featcache.store import Cache
 
     path, at, tag = str(text).rpartition("@")
@@ -271,7 +270,7 @@ def tell_pending(cache: Cache) -> int | None:
 
     Return their number; None where damage, or a lack of rights, hides it.
     """
-    from featcache.reading.unpublished import pending_of
+    from featcache.reading import pending_of
 
     try:
         count, writer = pending_of(cache.opened)

@@ -40,8 +40,7 @@ from featcache.extraction.stamping import (
     stamp_items,
     unstamped,
 )
-from featcache.format.files import as_id
-from featcache.format.index import UNKNOWN, Stamps
+from featcache.format import UNKNOWN, Stamps, as_id
 from featcache.interface import Ints
 from featcache.loading.memory import to_device
 from featcache.samplers.batches import Batches

@@ -16,16 +16,21 @@ from numpy.typing import NDArray
 
 from featcache.declaration import DeclaredFeature, Features, FeatureStorageConfig, by_name
 from featcache.errors import ConfigError, FeatureError, KeyNotFoundError
-from featcache.format.annotations import Value, Values, wider_kind
-from featcache.format.files import from_storage
-from featcache.format.fingerprint import fingerprint_digest
-from featcache.format.index import UNKNOWN, Stamps
-from featcache.format.manifest import ADOPTED
+from featcache.format import (
+    ADOPTED,
+    UNKNOWN,
+    Stamps,
+    Value,
+    Values,
+    fingerprint_digest,
+    from_storage,
+    wider_kind,
+)
 from featcache.interface import Array, Ints, storage_dtype
-from featcache.reading.generation import Generation
-from featcache.reading.opening import (
+from featcache.reading import (
     ROLE,
     CachePath,
+    Generation,
     joined_mapping,
     located,
     open_again,
@@ -36,9 +41,7 @@ from featcache.registry import is_lossless
 from featcache.remote import DEFAULT, RemoteOptions
 from featcache.store import Cache
 from featcache.store import open as open_cache
-from featcache.tables.blocks import Block, BlockMember, TableBlocks
-from featcache.tables.selection import Selection
-from featcache.tables.table import FeatureTable
+from featcache.tables import Block, BlockMember, FeatureTable, Selection, TableBlocks
 from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.copies import keeps_its_bytes
 

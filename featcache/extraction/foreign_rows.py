@@ -41,16 +41,11 @@ from featcache.extraction.conversion_source import (
     declared_as,
     table_of,
 )
-from featcache.format.annotation_columns import Column
-from featcache.format.annotations import check_annotations, kinds_of
-from featcache.format.index import UNKNOWN
-from featcache.format.manifest import ADOPTED
+from featcache.format import ADOPTED, UNKNOWN, Column, check_annotations, kinds_of
 from featcache.interface import Array, Ints
-from featcache.reading.generation import Generation
-from featcache.reading.opening import CachePath
-from featcache.reading.roots import PathOrUrl
+from featcache.reading import CachePath, Generation, PathOrUrl
 from featcache.remote import DEFAULT, RemoteOptions
-from featcache.tables.table import FeatureTable
+from featcache.tables import FeatureTable
 
 Source = FeatureTable | CachePath | Arrays
 _OPTIONS = ("feature", "pattern", "time_axis")

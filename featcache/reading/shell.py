@@ -30,36 +30,38 @@ from featcache.errors import (
     NotACacheError,
     StorageFullError,
 )
-from featcache.format.columns import ColumnFile
-from featcache.format.feature_sets import PUSHED, outer_of, pushed_file, pushed_sets, set_prefix
-from featcache.format.files import (
-    NOT_AS_WRITTEN,
-    FilePath,
-    FileSize,
-    Name,
-    Size,
-    digest,
-    read_as,
-    unpack_json,
-    within,
-)
-from featcache.format.index import ContainerColumns
-from featcache.format.manifest import (
+from featcache.format import (
     INDEX,
     MOST_BYTES,
     NAME,
     NEXT,
+    NOT_AS_WRITTEN,
     OUTER,
     OWN,
+    PUSHED,
     SETS,
+    ColumnFile,
+    ContainerColumns,
+    FilePath,
+    FileSize,
     Manifest,
+    Name,
+    Size,
+    digest,
+    files_of,
     kept_manifests,
     last_pairs,
     manifest_file,
+    outer_of,
+    pushed_file,
+    pushed_sets,
+    read_as,
     read_manifest,
     role_of,
+    set_prefix,
+    unpack_json,
+    within,
 )
-from featcache.format.part import files_of
 from featcache.remote import RemoteFiles, RemotePlace, download, pages_at, requests_to
 
 T = TypeVar("T")

@@ -11,8 +11,7 @@ from tqdm import tqdm
 
 from featcache.errors import CacheError, CorruptCacheError
 from featcache.interface import Ints, storage_dtype
-from featcache.reading.generation import Generation
-from featcache.reading.opening import open_again
+from featcache.reading import Generation, open_again
 from featcache.report_page.histograms import BATCH, Annotations, LengthCounts, annotations_of
 from featcache.report_page.rules import Oddity, odd_dims, oddities
 from featcache.report_page.values import (
@@ -23,8 +22,7 @@ from featcache.report_page.values import (
     read_values,
 )
 from featcache.store import Cache
-from featcache.tables.selection import Selection
-from featcache.tables.table import FeatureTable
+from featcache.tables import FeatureTable, Selection
 
 MOST_IDS = 100  # of a finding
 MOST_NAMES = 5

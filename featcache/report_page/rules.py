@@ -14,7 +14,7 @@ from featcache.declaration import FEW_FRAMES, FrameTimes
 from featcache.interface import Ints
 from featcache.report_page.histograms import Annotations
 from featcache.report_page.values import FeatureValues, Floats
-from featcache.tables.table import FeatureTable
+from featcache.tables import FeatureTable
 
 EQUAL_FRAMES = 3  # in a row
 CLIPPED = 0.01  # of the values of an utterance

@@ -15,15 +15,13 @@ from numpy.typing import NDArray
 from featcache._cached import cached_property
 from featcache._checks import whole_number
 from featcache.errors import ConfigError
-from featcache.format.columns import ends_of
+from featcache.format import ends_of
 from featcache.interface import Ints
 from featcache.samplers.batches import SPARE, Without
 from featcache.samplers.by_length import LengthsLike, SamplerByLength, longest_of
 from featcache.samplers.epoch import GROUP_SIZES, State, shuffled_in_groups
 from featcache.samplers.padded_lengths import BatchShapes, PadTo, lengths_up_to
-from featcache.tables.columns import stable_order
-from featcache.tables.order import Order, drawn, orders, share_of
-from featcache.tables.table import RowOrder
+from featcache.tables import Order, RowOrder, drawn, orders, share_of, stable_order
 
 # `BatchLimits`: the most that a batch may hold, padding included, and cuts that keep to it.
 
