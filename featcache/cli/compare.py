@@ -10,18 +10,24 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from featcache._progress import bar
-from featcache.cli.output import duration, hint, print_json, say, shown, size, value_text
 from featcache.cli.verb import (
     CACHES,
     IMPOSSIBLE,
     JSON,
     NO,
+    duration,
     end,
     found,
+    hint,
     in_words,
     opened,
     place,
+    print_json,
+    say,
+    shown,
+    size,
     tell_pending,
+    value_text,
     verb,
 )
 from featcache.errors import CorruptCacheError, FeatcacheError, counted

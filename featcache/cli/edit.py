@@ -11,16 +11,21 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 import click
 
-from featcache.cli.output import hint, print_json, print_table, say, shown, size
 from featcache.cli.verb import (
     CACHE,
     JSON,
     NO,
     WHERE,
     end,
+    hint,
     in_words,
     json_of,
     opened,
+    print_json,
+    print_table,
+    say,
+    shown,
+    size,
     tell_pending,
     verb,
 )

@@ -12,8 +12,23 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 import numpy as np
 
-from featcache.cli.output import duration, hint, is_quiet, print_json, print_table, say, shown, size
-from featcache.cli.verb import CACHE, CACHES, JSON, opened, place, tell_pending, verb
+from featcache.cli.verb import (
+    CACHE,
+    CACHES,
+    JSON,
+    duration,
+    hint,
+    is_quiet,
+    opened,
+    place,
+    print_json,
+    print_table,
+    say,
+    shown,
+    size,
+    tell_pending,
+    verb,
+)
 from featcache.errors import UnknownNameError, counted, nearest
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader
 
 from featcache import FeatureDataset
 from featcache.errors import ConfigError, FeatureError, nearest
-from featcache.espnet.arrays import Ints
 from featcache.espnet.batch_samplers import build_batch_sampler
+from featcache.espnet.shapes import Ints
 from featcache.samplers import Batches
 
 ArrayOrTensor = NDArray[Any] | torch.Tensor

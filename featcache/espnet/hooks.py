@@ -36,7 +36,7 @@ import xxhash
 from featcache import CacheWriter, FeatureStats
 from featcache.container_files import write_durably
 from featcache.errors import ConfigError, DuplicateIdError, FeatureError
-from featcache.espnet.arrays import Array, Ints
+from featcache.espnet.shapes import Array, Ints
 
 SHARDS = "shards"
 SPLIT = "split."  # then 8 hexadecimal digits of the run, and a number
