@@ -159,7 +159,7 @@ def _plain(value: object) -> object:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Return a value as JSON can hold it: numbers that are not finite are unknown."""
     if isinstance(value, float):
         return value if value - value == 0 else None

@@ -235,7 +235,7 @@ class RemoteCache:
         for file in sorted(files, key=lambda file: file == NAME):
             _write(self.directory / file, files[file])
 
-    def _pushed(self, content: Mapping[str, Any]) -> dict[str, bytes]:
+    def _pushed(self, content: Mapping[str, object]) -> dict[str, bytes]:
         """Return the manifests of sets that the one of a pushed cache names."""
         names = pushed_sets(content)
 
