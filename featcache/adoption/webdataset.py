@@ -23,10 +23,8 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote
-
-from numpy.typing import NDArray
 
 from featcache.adoptable import CONVERT, COPY, Found, Options, Place, Readable, frames_first
 from featcache.adoptable.names import EACH
@@ -36,6 +34,7 @@ from featcache.adoption.libraries.payloads import LOAD_IT, payload
 from featcache.adoption.npy_files import read_npy_header
 from featcache.adoption.place import GatheredValues, Window
 from featcache.errors import AdoptionError
+from featcache.interface import Array
 
 BLOCK_BYTES = 512
 MOST_RECORD_BYTES = 1 << 20
@@ -230,7 +229,7 @@ def loaded_members(place: Place, shards: Sequence[str], options: Options) -> Ite
     named = Options(options.feature, EACH, options.time_axis)
     arranged = Arranged.of(place.name, contents, named, one=False)
 
-    def read(number: int) -> dict[str, NDArray[Any]]:
+    def read(number: int) -> dict[str, Array]:
         taken = {}
         for name, places in arranged.features.items():
             shard, member, key = found[places[number].file][places[number].key]

@@ -392,7 +392,7 @@ def _equal_runs(array: Array) -> list[list[int]]:
 
 def _print(
     id: str,
-    arrays: Mapping[str, NDArray[Any]],
+    arrays: Mapping[str, Array],
     told: Mapping[str, Mapping[str, Any]],
     notes: Mapping[str, object],
 ) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.declaration import DeclaredFeature, Features, FeatureStorageConfig, by_name
 from featcache.errors import ConfigError, FeatureError, KeyNotFoundError
@@ -54,7 +53,7 @@ class TableRow(NamedTuple):
     """One row of a source."""
 
     id: str
-    arrays: dict[str, NDArray[Any]]
+    arrays: dict[str, Array]
     annotations: Values
     stamps: Stamps
 
@@ -96,7 +95,7 @@ class ConversionSource(Protocol):
     def read(self, rows: Ints) -> Iterator[TableRow]:
         """Read rows, in this order."""
 
-    def array(self, row: int, feature: str) -> NDArray[Any]:
+    def array(self, row: int, feature: str) -> Array:
         """Read one array; bfloat16 is the float32 of the same value."""
 
     def in_order_of_bytes(self, rows: Ints) -> Ints:
@@ -205,7 +204,7 @@ class TableRows:
                     self._stamps(row),
                 )
 
-    def array(self, row: int, feature: str) -> NDArray[Any]:
+    def array(self, row: int, feature: str) -> Array:
         """Read one array; bfloat16 is the float32 of the same value."""
         span = self.table.selection.span(feature, np.array([row]))
         return self._array(row, feature, span, 0)

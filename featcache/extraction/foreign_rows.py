@@ -20,7 +20,6 @@ from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from featcache.adoptable import (
     Kind,
@@ -100,7 +99,7 @@ class LibraryRows:
     _opened: Readable | None = field(default=None, repr=False)
     _closing: ExitStack = field(default_factory=ExitStack, repr=False)
     _numbers: dict[str, int] = field(default_factory=dict, repr=False)
-    _last: tuple[int, Mapping[str, NDArray[Any]]] = field(default=(-1, {}), repr=False)
+    _last: tuple[int, Mapping[str, Array]] = field(default=(-1, {}), repr=False)
 
     @property
     def readable(self) -> Readable:
@@ -157,7 +156,7 @@ class LibraryRows:
             checked = check_annotations(id, known, self.declarations) if known else {}
             yield TableRow(id, dict(self._arrays(row)), checked, UNKNOWN)
 
-    def array(self, row: int, feature: str) -> NDArray[Any]:
+    def array(self, row: int, feature: str) -> Array:
         """Read one array."""
         return self._arrays(row)[feature]
 
@@ -492,7 +491,7 @@ def arrays_in_memory(arrays: Arrays, options: Options) -> Readable:
     named = replace(options, pattern=options.pattern or EACH)
     arranged = Arranged.of("the mapping", contents, named, one=False)
 
-    def read(number: int) -> dict[str, NDArray[Any]]:
+    def read(number: int) -> dict[str, Array]:
         found = {}
         for name, places in arranged.features.items():
             each = places[number]

@@ -20,7 +20,7 @@ from featcache._checks import are_listed, listed_ids
 from featcache._recycled import RECYCLED
 from featcache.errors import ConfigError, KeyNotFoundError, RowError
 from featcache.format import Column, Hashes, Strings, digest, from_storage
-from featcache.interface import Bytes, Ints
+from featcache.interface import Array, Bytes, Ints
 from featcache.reading import FeatureArrays, Generation, Wanted, memory_for
 from featcache.registry import is_lossless
 from featcache.stats import FeatureStats
@@ -526,7 +526,7 @@ def _read(
     return reduce(FeatureStats.merge, parts), int(lengths.sum()) * frame_bytes
 
 
-def cut_frames(arrays: FeatureArrays, rows: Ints, starts: Ints, lengths: Ints) -> NDArray[Any]:
+def cut_frames(arrays: FeatureArrays, rows: Ints, starts: Ints, lengths: Ints) -> Array:
     """Return the frames of rows one after the other, (frames, *dims), in the declared dtype."""
     sizes = lengths * (arrays.dtype.itemsize * math.prod(arrays.dims))
     for row in rows.tolist():
