@@ -269,7 +269,7 @@ def moved(value: Any, device: torch.device | str) -> Any:
 
 
 def computed(
-    model: Any, batch: Mapping[str, Any], kwargs: Mapping[str, Any]
+    model: Any, batch: Mapping[str, object], kwargs: Mapping[str, object]
 ) -> Mapping[str, object]:
     """Return what the model makes of a batch, by key."""
     if not callable(getattr(model, "collect_feats", None)):
@@ -436,7 +436,7 @@ class Hooks:
     def forward(
         batch_indices: Iterable[int] | int,
         dataset: Any,
-        model: Any,
+        model: object,
         collate_fn: Any,
         device: torch.device | str | None = None,
         write_collected_feats: bool = False,

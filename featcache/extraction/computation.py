@@ -474,7 +474,7 @@ class Computation:
         return not self.only_missing and id not in self._new and id in self.writer
 
 
-def features_of(extractor: Any, stage: Any, data: Any) -> Any:
+def features_of(extractor: Any, stage: object, data: object) -> Any:
     """Call `compute_features` for a batch, on its device and in its evaluation precision."""
     with getattr(extractor, "evaluation_ctx", None) or contextlib.nullcontext():
         utterances = extractor.compute_features(to_device(data, extractor.device), stage)
