@@ -15,6 +15,7 @@ from featcache.cli.verb import (
     IMPOSSIBLE,
     JSON,
     NO,
+    Told,
     duration,
     end,
     found,
@@ -170,7 +171,7 @@ def _is_damaged(told: Mapping[str, object]) -> bool:
     return bool(told["damaged"] or told["elsewhere"] or told["errors"])
 
 
-def _print_verified(told: Mapping[str, Any]) -> None:
+def _print_verified(told: Told) -> None:
     from featcache.reading import IN_A_STORE
     from featcache.remote import is_url
 
@@ -216,8 +217,8 @@ def _has_manifest(path: str) -> bool:
     return True
 
 
-def _print_container(told: Mapping[str, Any], container: str) -> None:
-    def its(key: str) -> list[Mapping[str, Any]]:
+def _print_container(told: Told, container: str) -> None:
+    def its(key: str) -> list[Told]:
         return [each for each in told[key] if each["container"] == container]
 
     arrays = its("damaged")

@@ -16,6 +16,7 @@ from featcache.cli.verb import (
     JSON,
     NO,
     WHERE,
+    Told,
     end,
     hint,
     in_words,
@@ -75,7 +76,7 @@ def recover(cache: str, as_json: bool) -> None:
         )
 
 
-def _utterances(told: dict[str, Any]) -> int:
+def _utterances(told: Told) -> int:
     return int(told["utterances"] or 0)
 
 

@@ -15,6 +15,7 @@ from featcache.cli.verb import (
     IMPOSSIBLE,
     JSON,
     NO,
+    Told,
     ago,
     duration,
     end,
@@ -160,7 +161,7 @@ def _print_more(name: str, told: Info) -> None:
         say(shown(f"{name}: tags {tags}"))
 
 
-def _cells(feature: Mapping[str, Any] | None) -> list[str]:
+def _cells(feature: Told | None) -> list[str]:
     if feature is None:
         return ["-"] * 6
     dims = feature["dims"]

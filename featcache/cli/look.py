@@ -21,6 +21,7 @@ from featcache.cli.verb import (
     JSON,
     NO,
     WHERE,
+    Told,
     end,
     has_unicode,
     hint,
@@ -217,7 +218,7 @@ def made_from(cache: str, key: str | None, source: bool, as_json: bool) -> None:
     from featcache import inspect
 
     told = inspect.made_from(opened(cache))
-    recorded, by = dict(cast(Mapping[str, Any], told["recorded"])), told["by"]
+    recorded, by = dict(cast(Told, told["recorded"])), told["by"]
     sources = recorded.get("sources") or {}
     if not source:
         recorded.pop("sources", None)
@@ -238,7 +239,7 @@ def made_from(cache: str, key: str | None, source: bool, as_json: bool) -> None:
         if key is None or f".{part}.{path}.".find(f".{key}.") >= 0
     ]
     if key is not None and not leaves:
-        known = {name for content in parts.values() for name in cast(Mapping[str, Any], content)}
+        known = {name for content in parts.values() for name in cast(Told, content)}
         raise KeyNotFoundError(f"nothing is known of {key!r}; {nearest(key, known)}")
     _print_leaves(leaves, whole=source or key is not None)
     if key is None and sources and not source:
@@ -393,7 +394,7 @@ def _equal_runs(array: Array) -> list[list[int]]:
 def _print(
     id: str,
     arrays: Mapping[str, Array],
-    told: Mapping[str, Mapping[str, Any]],
+    told: Mapping[str, Told],
     notes: Mapping[str, object],
 ) -> None:
     say(shown(id), fg="cyan", bold=True)
@@ -418,7 +419,7 @@ def _print(
             say(f"    {values}{' ...' * (array.size > _SHOWN)}")
 
 
-def _warning(told: Mapping[str, Any]) -> str:
+def _warning(told: Told) -> str:
     runs = told["constant_frames"] or []
     words = [f"{told['not_finite']:,} values are not finite"] if told["not_finite"] else []
     if runs:

@@ -16,6 +16,7 @@ from featcache.cli.verb import (
     CACHE,
     CACHES,
     JSON,
+    Told,
     duration,
     hint,
     is_quiet,
@@ -321,7 +322,7 @@ def _way(row: StorageEstimate) -> dict[str, object]:
     }
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
+def _cells(row: Told) -> list[str]:
     note = "as declared" if row["declared"] else "" if row["lossless"] else "lossy"
     names = [row[name] for name in ("feature", "backend", "codec", "dtype")]
     time = duration(row["seconds"]) if row["seconds"] >= 1 else "under 1 s"

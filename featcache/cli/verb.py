@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from featcache.store import Cache
 
 
+Told = Mapping[str, Any]  # what a verb found, as its JSON says it
+
 _GAP = 2  # spaces between columns
 _LEAST = 12  # characters that are left of what is cut
 _MEASURED = 1000  # rows that the widths of columns are taken from

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -116,10 +116,10 @@ class ConversionSource(Protocol):
     def kind(self, annotation: str) -> str:
         """Return the kind of an annotation's values."""
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, object]:
         """Return what the features are made from."""
 
-    def made_by(self) -> tuple[dict[str, Any], list[str]]:
+    def made_by(self) -> tuple[dict[str, object], list[str]]:
         """Return the record of the run that made them, and the names of their generations."""
 
     def failed(self) -> list[str]:
@@ -249,12 +249,12 @@ class TableRows:
         """Return the kind of an annotation's values."""
         return self.table.annotation(annotation).kind
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, object]:
         """Return what the features are made from, of several generations joined."""
         each = enumerate(self._generations())
         return joined_mapping({str(n): _without(one.manifest.fingerprint) for n, one in each})
 
-    def made_by(self) -> tuple[dict[str, Any], list[str]]:
+    def made_by(self) -> tuple[dict[str, object], list[str]]:
         """Return the record of the run that made them, and the names of their generations."""
         opened = self._generations()
         record = joined_mapping({str(n): witnesses(each) for n, each in enumerate(opened)})
@@ -437,7 +437,8 @@ def carried_fingerprint(rows: ConversionSource, features: Declared) -> dict[str,
     computed anew would not have been: they are not the same features.
     """
     made = rows.fingerprint()
-    rounded = {name: [*each] for name, each in dict(made.pop(CONVERTED, {})).items()}
+    before = cast(dict[str, list[object]], made.pop(CONVERTED, {}))
+    rounded = {name: [*each] for name, each in before.items()}
     for name, feature in features.items():
         was = rows.stored(name)
         copied = (plain := rows.plain()) is not None and keeps_its_bytes(plain, feature)
@@ -475,7 +476,7 @@ def keep_record(writer: CacheWriter, rows: ConversionSource, errors: Mapping[str
         "generations": generations,
         "largest_error": dict(errors),
     }
-    history = [*record.pop(CONVERTED, []), entry]
+    history = [*cast(list[object], record.pop(CONVERTED, [])), entry]
     writer.keep_file(ROLE, json.dumps({**record, CONVERTED: history}, indent=1).encode())
     source = rows.plain()
     whole = source is not None and len(rows.ids) == len(source.index)

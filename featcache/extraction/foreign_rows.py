@@ -184,11 +184,11 @@ class LibraryRows:
         """Return the kind of an annotation's values."""
         return self._column(annotation).kind
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, object]:
         """Return the kind of the source, as of one that is adopted."""
         return {ADOPTED: self.kind_name}
 
-    def made_by(self) -> tuple[dict[str, Any], list[str]]:
+    def made_by(self) -> tuple[dict[str, object], list[str]]:
         """Return no record, and no generations."""
         return {}, []
 

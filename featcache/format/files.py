@@ -387,6 +387,7 @@ def _sealed(body: bytes) -> bytes:
 
 NOT_AS_WRITTEN = (LookupError, TypeError, AttributeError, ValueError, OverflowError)
 _Value = TypeVar("_Value")
+Json = Mapping[str, Any]  # a document; each key is checked where it is read
 
 
 def newer(where: str, what: str) -> FormatVersionError:

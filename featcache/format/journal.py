@@ -20,6 +20,7 @@ from featcache.format.files import (
     MAX_JSON_BYTES,
     NOT_AS_WRITTEN,
     OPTIONAL,
+    Json,
     Name,
     natural,
     open_within,
@@ -146,7 +147,7 @@ def _entry(
 
 def _utterance_from_json(
     id: str,
-    arrays: Mapping[str, Any],
+    arrays: Json,
     stamps: Sequence[str] = (),
     annotations: Mapping[str, object] = NONE,
 ) -> Utterance:
@@ -175,7 +176,7 @@ def _stats_to_json(stats: FeatureStats) -> dict[str, object]:
     }
 
 
-def _stats_from_json(content: Mapping[str, Any]) -> FeatureStats:
+def _stats_from_json(content: Json) -> FeatureStats:
     mean, m2 = (
         np.frombuffer(base64.b64decode(content[key]), "<f8").reshape(content["dims"])
         for key in ("mean", "m2")

@@ -44,6 +44,7 @@ from featcache.format import (
     ContainerColumns,
     FilePath,
     FileSize,
+    Json,
     Manifest,
     Name,
     Size,
@@ -223,9 +224,7 @@ class RemoteCache:
             self._fetch_named(set_prefix(name), contents[name], seen)
             _remove_superseded(self.directory / set_prefix(name))
 
-    def _put_down(
-        self, files: Mapping[str, bytes], contents: Mapping[str, Mapping[str, Any]]
-    ) -> None:
+    def _put_down(self, files: Mapping[str, bytes], contents: Mapping[str, Json]) -> None:
         """Put manifests in their places, and what names them, the cache's own last."""
         for name, content in contents.items():
             prefix = set_prefix(name)
@@ -325,7 +324,7 @@ class RemoteCache:
             ) from None
         return (here, None) if found is None else (found[0], found[1] or "")
 
-    def _content(self, name: str, data: bytes) -> dict[str, Any]:
+    def _content(self, name: str, data: bytes) -> Json:
         content = unpack_json(data, repr(f"{self.place.url}/{name}"))
         if not isinstance(content, dict):
             raise CorruptCacheError(f"'{self.place.url}/{name}' is damaged: it is no object")
@@ -335,7 +334,7 @@ class RemoteCache:
             raise CorruptCacheError(f"'{self.place.url}/{name}' is damaged: it names no index")
         return content
 
-    def _fetch_named(self, prefix: str, content: Mapping[str, Any], seen: _Seen) -> None:
+    def _fetch_named(self, prefix: str, content: Json, seen: _Seen) -> None:
         """Fetch the index of a generation, and its files of roles.
 
         Raises `FileNotFoundError` where what was `seen` is something else by now.
