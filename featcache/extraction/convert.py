@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from featcache._checks import directory, named_settings
-from featcache._interval import Interval
+from featcache._progress import Interval
 from featcache.declaration import Features, FeatureStorageConfig
 from featcache.errors import (
     ConfigError,

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from featcache._closing import close_after, closed_after
-from featcache._interval import Interval
+from featcache._progress import Interval
 from featcache.container_files.lock import is_locked
 from featcache.errors import (
     ComputeError,
