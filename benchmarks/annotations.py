@@ -21,9 +21,18 @@ from scale import OPEN, line, timed, write_cache
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.format.annotation_columns import Column, stored_columns
-from featcache.format.columns import Codes, ColumnFile, Strings, ends_of, save_columns
-from featcache.format.manifest import AnnotationEntry, read_manifest, write_manifest
+from featcache.format import (
+    AnnotationEntry,
+    Codes,
+    Column,
+    ColumnFile,
+    Strings,
+    ends_of,
+    read_manifest,
+    save_columns,
+    stored_columns,
+    write_manifest,
+)
 
 SPEAKERS = 5000
 WRITTEN = 20_000

@@ -12,18 +12,21 @@ import xxhash
 from numpy.typing import NDArray
 
 from featcache import FeatureStorageConfig
-from featcache.format.annotation_columns import Column, stored_columns
-from featcache.format.columns import Strings, save_columns
-from featcache.format.index import ContainerColumns
-from featcache.format.manifest import (
+from featcache.format import (
     AnnotationEntry,
+    Column,
+    ContainerColumns,
     Manifest,
     PartEntry,
+    Strings,
+    container_columns,
     index_file,
     new_generation_name,
+    save_columns,
+    stored_columns,
+    string_columns,
     write_manifest,
 )
-from featcache.format.part import container_columns, string_columns
 
 Named = Iterable[tuple[str, NDArray[Any]]]
 

@@ -20,9 +20,7 @@ from machine import describe
 from made_up import write_index
 
 import featcache
-from featcache.format.annotation_columns import Column
-from featcache.format.columns import Codes, Strings
-from featcache.format.files import make_directory
+from featcache.format import Codes, Column, Strings, make_directory
 
 MELS = 80
 DIMS = 20  # of the many

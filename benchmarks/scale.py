@@ -29,10 +29,9 @@ from torch.utils.data import DataLoader, Dataset
 
 import featcache
 from featcache import FeatureDataset
-from featcache.format.annotation_columns import Column
-from featcache.format.files import make_directory
+from featcache.format import Column, make_directory
 from featcache.interface import Ints
-from featcache.tables.table import FeatureTable
+from featcache.tables import FeatureTable
 
 MELS = 80
 FRAME_BYTES = MELS * 4

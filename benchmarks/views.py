@@ -26,10 +26,9 @@ from torch.utils.data import DataLoader, Dataset
 
 import featcache
 from featcache import FeatureDataset, FeatureLoader
-from featcache.format.annotation_columns import Column
-from featcache.format.columns import Codes, Strings
+from featcache.format import Codes, Column, Strings
 from featcache.samplers import BucketBatchSampler
-from featcache.tables.table import FeatureTable
+from featcache.tables import FeatureTable
 
 SPEAKERS = 10_000
 

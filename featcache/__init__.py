@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from featcache.store import Cache as Cache
     from featcache.store import FeatureReader as FeatureReader
     from featcache.store import open as open
-    from featcache.tables.combine import concat as concat
-    from featcache.tables.combine import join as join
-    from featcache.tables.mixes import mix as mix
-    from featcache.tables.segments import Windows as Windows
-    from featcache.tables.table import FeatureTable as FeatureTable
-    from featcache.tables.times import Seconds as Seconds
+    from featcache.tables import FeatureTable as FeatureTable
+    from featcache.tables import Seconds as Seconds
+    from featcache.tables import Windows as Windows
+    from featcache.tables import concat as concat
+    from featcache.tables import join as join
+    from featcache.tables import mix as mix
     from featcache.tapped_model import taps as taps
     from featcache.workers.config import ParallelConfig as ParallelConfig
     from featcache.writing.cache_writer import CacheWriter as CacheWriter
@@ -58,18 +58,18 @@ _HOMES = {
     "FeatureStats": "featcache.stats",
     "FeatureStorage": "featcache.storage",
     "FeatureStorageConfig": "featcache.declaration",
-    "FeatureTable": "featcache.tables.table",
+    "FeatureTable": "featcache.tables",
     "GlobalMVN": "featcache.mvn",
     "ParallelConfig": "featcache.workers.config",
-    "Seconds": "featcache.tables.times",
-    "Windows": "featcache.tables.segments",
+    "Seconds": "featcache.tables",
+    "Windows": "featcache.tables",
     "adopt": "featcache.adoption.adopt",
     "cache": "featcache.lazy.through",
-    "concat": "featcache.tables.combine",
+    "concat": "featcache.tables",
     "convert": "featcache.extraction.convert",
     "extract": "featcache.extraction.extract",
-    "join": "featcache.tables.combine",
-    "mix": "featcache.tables.mixes",
+    "join": "featcache.tables",
+    "mix": "featcache.tables",
     "open": "featcache.store",
     "taps": "featcache.tapped_model",
     "through": "featcache.lazy.through",

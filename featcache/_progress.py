@@ -1,8 +1,12 @@
-"""Progress of long work: one bar for all of it, in a terminal, a notebook, or the log of a job."""
+"""Progress of long work: one bar for all of it, in a terminal, a notebook, or the log of a job.
+
+Beside it, `Interval` is a timer for what long work does again and again, but not too often.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tqdm import tqdm
+
 
 LINE_S = 60.0  # between the lines of a log
 DELAY_S = 1.0  # shorter work shows nothing
@@ -82,3 +87,19 @@ def _without_thread() -> type[tqdm[Any]]:
 def _redraws() -> bool:
     """Whether a line can be written over, as in terminals and notebooks."""
     return "ipykernel" in sys.modules or bool(sys.stderr and sys.stderr.isatty())
+
+
+class Interval:
+    """A timer that is due at most once every `seconds`; never, if that is None."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self._last = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether `seconds` have passed since this last said so."""
+        now = time.monotonic()
+        if self._seconds is None or now - self._last < self._seconds:
+            return False
+        self._last = now
+        return True

@@ -40,7 +40,7 @@ from featcache.staleness.values import left_out_of
 from featcache.staleness.watch import Watch, code_of_driver, refuse_other_code
 from featcache.staleness.witnesses import witnesses
 from featcache.storage import FeatureStorage
-from featcache.tables.table import FeatureTable
+from featcache.tables import FeatureTable
 from featcache.workers.config import ParallelConfig, config_or_client
 from featcache.workers.pickling import pack, unpack
 

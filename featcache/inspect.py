@@ -17,24 +17,22 @@ import numpy as np
 from featcache._checks import whole_number
 from featcache._loading import load
 from featcache.errors import ConfigError, CorruptCacheError
-from featcache.format.feature_sets import tags_of_sets
-from featcache.format.files import reading
-from featcache.format.fingerprint import Difference as Difference
-from featcache.format.fingerprint import differences as differences
-from featcache.format.index import rows_of_ids
+from featcache.format import Difference as Difference
+from featcache.format import differences as differences
+from featcache.format import reading, rows_of_ids, tags_of_sets
 from featcache.interface import Ints
-from featcache.reading.generation import Generation
-from featcache.reading.opening import (
+from featcache.reading import (
     CachePath,
+    Generation,
     joined_mapping,
     located,
     made_at,
     made_by,
     open_generation,
+    pending_of,
+    roots_of,
     witnesses,
 )
-from featcache.reading.roots import roots_of
-from featcache.reading.unpublished import pending_of
 
 if TYPE_CHECKING:
     from featcache.extraction.estimate import Estimate as Estimate

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import ArrayLike
 
 from featcache.errors import FeatureError
-from featcache.reading.opening import CachePath
+from featcache.reading import CachePath
 from featcache.stats import FeatureStats
-from featcache.tables.table import FeatureTable
+from featcache.tables import FeatureTable
 
 VARIANCE_FLOOR = 1e-10  # that of SpeechBrain's InputNormalization
 Ends = torch.Tensor | Sequence[float]  # of utterances: frames, or shares of the padded length

@@ -19,8 +19,8 @@ from featcache.errors import (
     indented,
     nearest,
 )
-from featcache.format.fingerprint import differences
-from featcache.reading.opening import Expectation, check_complete
+from featcache.format import differences
+from featcache.reading import Expectation, check_complete
 from featcache.store import Cache, FeatureReader, open_features
 from featcache.writing.cache_writer import CacheWriter
 

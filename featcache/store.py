@@ -17,24 +17,26 @@ from featcache._tensors import as_tensor
 from featcache.container_files.lock import at_work
 from featcache.declaration import dtype_name
 from featcache.errors import CacheError, UnknownNameError, nearest
-from featcache.format.feature_sets import set_of, stored_sets, tags_of_sets
-from featcache.format.files import as_id, reading
-from featcache.reading.generation import Generation, OpenSettings
-from featcache.reading.opening import (
+from featcache.format import as_id, reading, set_of, stored_sets, tags_of_sets
+from featcache.reading import (
+    NO_PLACES,
     CachePath,
     Expectation,
+    Generation,
+    OpenSettings,
+    absolute_roots,
+    check_roots,
     damage_of,
     located,
     missing_from,
     open_again,
     open_generation,
+    raise_damage,
+    remedy_of,
+    tell_unequal_ends,
 )
-from featcache.reading.roots import NO_PLACES, absolute_roots, check_roots
-from featcache.reading.verify import raise_damage, remedy_of, tell_unequal_ends
 from featcache.remote import DEFAULT, RemoteOptions
-from featcache.tables.selection import Selection
-from featcache.tables.shown import cache_line, table_html
-from featcache.tables.table import FeatureTable
+from featcache.tables import FeatureTable, Selection, cache_line, table_html
 
 if TYPE_CHECKING:
     from featcache._tensors import Tensor

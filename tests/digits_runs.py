@@ -16,8 +16,7 @@ from typing import Self
 import numpy as np
 
 import featcache
-from featcache.format.journal import read_journal
-from featcache.format.part import list_parts
+from featcache.format import list_parts, read_journal
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "digits"
 # notes each utterance that is computed, and the job that does it

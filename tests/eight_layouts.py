@@ -10,7 +10,7 @@ from store_helpers import FINGERPRINT, Arrays, arrays_of, id_of
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.format.index import UNKNOWN, Stamps
+from featcache.format import UNKNOWN, Stamps
 
 SMALL: dict[str, dict[str, object]] = {  # several files a feature
     "webdataset": {"shard_bytes": 6000},

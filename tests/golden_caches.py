@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.format.index import Stamps
+from featcache.format import Stamps
 from featcache.writing.part_writer import PartWriter
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.format.columns import ColumnFile, save_columns
-from featcache.format.manifest import read_manifest, write_manifest
+from featcache.format import ColumnFile, read_manifest, save_columns, write_manifest
 from featcache.writing.part_writer import PartWriter
 
 Arrays = dict[str, NDArray[Any]]

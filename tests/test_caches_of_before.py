@@ -15,7 +15,7 @@ import pytest
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import FormatVersionError
-from featcache.format.files import pack_json
+from featcache.format import pack_json
 from featcache.writing.part_writer import PartWriter
 
 FBANK, PITCH = FeatureStorageConfig("fbank"), FeatureStorageConfig("pitch")

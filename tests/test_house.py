@@ -32,6 +32,19 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.Functi
             yield from functions(node, inner)
 
 
+def public_names(tree: ast.Module) -> set[str]:
+    """Return the names without a `_` that a file gives to what it makes."""
+    names = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            inner = (each for target in targets for each in ast.walk(target))
+            names |= {each.id for each in inner if isinstance(each, ast.Name)}
+    return {name for name in names if not name.startswith("_")}
+
+
 def code_lines(function: ast.FunctionDef) -> int:
     """Count the lines of a function without its docstring."""
     begin, end = function.lineno, function.end_lineno or 0
@@ -78,6 +91,23 @@ def test_no_two_classes_have_one_name() -> None:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     ]
     assert {name for name in classes if classes.count(name) > 1} == set()
+
+
+@pytest.mark.parametrize("package", ["format", "reading", "tables"])
+def test_a_name_of_a_face_is_one_thing(package: str) -> None:
+    """A face that is all public names of its files would hide one of two."""
+    names = [
+        name
+        for path in sorted((HOUSE / package).glob("[a-z]*.py"))
+        for name in public_names(ast.parse(path.read_text()))
+    ]
+    assert {name for name in names if names.count(name) > 1} == set()
+    files = {f"featcache.{package}.{path.stem}" for path in (HOUSE / package).glob("[a-z]*.py")}
+    assert {
+        node.module
+        for node in ast.parse((HOUSE / package / "__init__.py").read_text()).body
+        if isinstance(node, ast.ImportFrom)
+    } == files
 
 
 def test_each_helper_at_the_root_of_the_tests_is_on_their_map() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.format import dtype_to_descr
 
 from featcache.container_files import (
     EncodedArrays,
@@ -109,3 +110,15 @@ def finish_array_file(
     with open_left(path.parent, path.name, end) as file:
         write_all(file, header(feature, total, end - begin))
         end_file(file, end)
+
+
+def npy_header(dtype: np.dtype[np.generic], shape: tuple[int, ...], least: int = 0) -> bytes:
+    """Return the header of an array: `least` bytes, or the next multiple of 64 that holds it.
+
+    The room that numpy's own writer leaves differs from version to version.
+    """
+    descr = dtype_to_descr(dtype)
+    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}, }}".encode("latin1")
+    # 10 bytes in front of the text, "\n" behind it
+    length = max(least, -(-(10 + len(text) + 1) // 64) * 64) - 10
+    return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + text.ljust(length - 1) + b"\n"

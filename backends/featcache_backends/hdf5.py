@@ -27,27 +27,44 @@ to 65,522 bytes).
 
 from __future__ import annotations
 
+import array
 import contextlib
-from collections.abc import Mapping, Sequence
+import errno
+import math
+import os
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, BinaryIO, ClassVar
 from urllib.parse import unquote
 
 import numpy as np
+from xxhash import xxh3_64, xxh3_64_intdigest
 
-from featcache.container_files import EncodedArrays, Extents, Pages, append_alone, sync_directory
-from featcache.errors import FeatureError
-from featcache.interface import Blocks, EncodedArray, Extent, FeatureSpec
-from featcache_backends._hdf5_bytes import Placed, PlacedBytes
-from featcache_backends._hdf5_errors import system_errors
-from featcache_backends._hdf5_gzip import GzipCodec as GzipCodec  # its entry point is here
-from featcache_backends._refusals import import_library
+from featcache.container_files import (
+    AT_ONCE_BYTES,
+    PAGE_BYTES,
+    EncodedArrays,
+    Extents,
+    Pages,
+    append_alone,
+    bytes_at,
+    start_writing,
+    sync_directory,
+    sync_file,
+    write_each,
+)
+from featcache.errors import ConfigError, FeatureError
+from featcache.interface import Array, Blocks, Bytes, EncodedArray, Extent, FeatureSpec
+from featcache_backends._refusals import DAMAGE, check_range, damaged_block, import_library
 
 if TYPE_CHECKING:
     import h5py
+
 
 ALIGNMENT = 64  # bytes: a cache line
 # HDF5's records, together: aligned one by one they made an array, with 500 features, nine times as
@@ -118,8 +135,8 @@ class Hdf5Writer:
         blocks: list[Placed] = []  # that HDF5 has made room for
         extents: dict[str, list[tuple[Extent, ...]]] = {name: [] for name in arrays}
         for link, *each in zip(names, *arrays.values(), strict=True):
-            for name, array in zip(arrays, each, strict=True):
-                extents[name].append(self._groups[name].append(link, array, blocks))
+            for name, encoded in zip(arrays, each, strict=True):
+                extents[name].append(self._groups[name].append(link, encoded, blocks))
         self._bytes.write(blocks)
         return {name: Extents.of(each) for name, each in extents.items()}
 
@@ -294,3 +311,211 @@ def _creation_properties(h5py: ModuleType) -> h5py.h5p.PropDCID:
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     properties.set_obj_track_times(False)  # the same data gives the same file
     return properties
+
+
+class PagePieces:
+    """Pieces of a file whose bytes were in hand, each within one page.
+
+    Pages that lie within arrays are hashed while these are in hand. The others are read when the
+    file is finished; what there is of arrays in them must be what was in hand.
+    """
+
+    def __init__(self) -> None:
+        self._begins, self._sizes, self._digests = (
+            array.array("q"),
+            array.array("q"),
+            array.array("Q"),
+        )
+        self._begin = self._end = 0  # of the piece that may go on
+        self._state = xxh3_64()  # of that
+
+    def add(self, offset: int, data: memoryview) -> None:
+        """Hash bytes that lie in the file from `offset` on."""
+        if offset != self._end:
+            self._cut()
+            self._begin = self._end = offset
+        start = 0
+        while start < len(data):
+            piece = data[start : start + PAGE_BYTES - self._end % PAGE_BYTES]
+            start += len(piece)
+            self._end += len(piece)
+            self._state.update(piece)
+            if self._end % PAGE_BYTES == 0:
+                self._cut()
+
+    def _cut(self) -> None:
+        if self._begin < self._end:
+            self._note(self._state.intdigest())
+            self._state.reset()
+
+    def _note(self, digest: int) -> None:
+        self._begins.append(self._begin)
+        self._sizes.append(self._end - self._begin)
+        self._digests.append(digest)
+        self._begin = self._end
+
+    def pages_of(self, file: BinaryIO) -> Pages:
+        """Return the digests of the pages of the finished file.
+
+        Raises `OSError` if a piece in a page that is read is not what was in hand.
+        """
+        self._cut()
+        begins = np.array(self._begins, np.int64)
+        order = np.argsort(begins)
+        begins = begins[order]
+        sizes = np.array(self._sizes, np.int64)[order]
+        digests = np.array(self._digests, np.uint64)[order]
+        pages = np.zeros(-(-os.fstat(file.fileno()).st_size // PAGE_BYTES), np.uint64)
+        bounds = np.arange(len(pages) + 1) * PAGE_BYTES
+        firsts = begins.searchsorted(bounds).tolist()  # of the pieces of each page
+        if firsts[-1] < len(begins):
+            raise _not_written(file, int(begins[-1]))
+        whole = sizes == PAGE_BYTES
+        known = begins[whole] // PAGE_BYTES
+        pages[known] = digests[whole]
+        for number in np.setdiff1d(np.arange(len(pages)), known).tolist():
+            page = memoryview(bytes_at(file.fileno(), PAGE_BYTES, number * PAGE_BYTES))
+            pages[number] = xxh3_64_intdigest(page)
+            first, last = firsts[number], firsts[number + 1]
+            starts = (begins[first:last] - number * PAGE_BYTES).tolist()
+            lengths = sizes[first:last].tolist()
+            found = [
+                xxh3_64_intdigest(page[start : start + length])
+                for start, length in zip(starts, lengths, strict=True)
+            ]
+            wrong = np.flatnonzero(np.array(found, np.uint64) != digests[first:last])
+            if len(wrong):
+                raise _not_written(file, int(begins[first + wrong[0]]))
+        return pages
+
+
+def _not_written(file: BinaryIO, offset: int) -> OSError:
+    what = f"the array at byte {offset} is not what was written"
+    return OSError(errno.EIO, what, str(file.name))
+
+
+Placed = tuple[int, memoryview]  # an offset in the file, and the bytes from there on
+
+
+class PlacedBytes:
+    """The same file once more, for the bytes of arrays.
+
+    HDF5 never touches these, so they are hashed while they are in hand.
+
+    Args:
+        path: of the file, which HDF5 has open.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("r+b", buffering=0)
+        self._on_its_way = 0  # bytes that the system was asked to bring to the disk
+        self._pieces = PagePieces()
+
+    def write(self, blocks: Sequence[Placed]) -> None:
+        """Write blocks, with one call where they follow each other."""
+        for offset, run in _runs(blocks):
+            self._file.seek(offset)
+            write_each(self._file, run)
+            end = offset + sum(map(len, run))
+            if end - self._on_its_way >= AT_ONCE_BYTES:
+                start_writing(self._file, self._on_its_way, end - self._on_its_way)
+                self._on_its_way = end
+        for block in blocks:
+            self._pieces.add(*block)
+
+    def take(self, offset: int, block: memoryview) -> None:
+        """Take note of bytes of an array that HDF5 wrote itself."""
+        self._pieces.add(offset, block)
+
+    def pages(self) -> Pages:
+        """Return the digests of the file's pages, once HDF5 has closed it.
+
+        Raises `OSError` for an array that is not what was written.
+        """
+        return self._pieces.pages_of(self._file)
+
+    def flush(self) -> None:
+        """Make the file durable, whoever wrote its bytes."""
+        sync_file(self._file)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _runs(blocks: Sequence[Placed]) -> Iterator[tuple[int, list[memoryview]]]:
+    """Put together blocks that follow each other in the file."""
+    begin, end, run = 0, 0, list[memoryview]()
+    for offset, block in blocks:
+        if run and offset != end:
+            yield begin, run
+            run = []
+        if not run:
+            begin = offset
+        run.append(block)
+        end = offset + len(block)
+    if run:
+        yield begin, run
+
+
+@contextlib.contextmanager
+def system_errors(path: Path) -> Iterator[None]:
+    """Raise as `OSError`, with number and file, what h5py repeats only in words."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError) as error:
+        number = getattr(error, "errno", None) or re.search(r"errno = (\d+)", str(error))
+        if number is None and isinstance(error, ValueError):
+            raise
+        code = number if isinstance(number, int) else int(number[1]) if number else errno.EIO
+        raise OSError(code, getattr(error, "strerror", None) or str(error), str(path)) from error
+
+
+@dataclass(frozen=True)
+class GzipCodec:
+    """HDF5's own compression: deflate, better with the bytes of the numbers shuffled."""
+
+    name: ClassVar[str] = "gzip"
+    lossless: ClassVar[bool] = True
+    dtypes: ClassVar[frozenset[str] | None] = None
+
+    level: int = 4
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        check_range("gzip: level", self.level, 0, 9)
+        if type(self.shuffle) is not bool:
+            raise ConfigError(f"gzip: shuffle must be true or false, not {self.shuffle!r}")
+
+    def encode(self, block: Array) -> bytes:
+        """Shuffle and deflate a block of shape (rows, *dims)."""
+        octets = block.reshape(-1).view(np.uint8)
+        if self.shuffle:
+            return zlib.compress(octets.reshape(-1, block.itemsize).T.tobytes(), self.level)
+        return zlib.compress(octets.data, self.level)
+
+    def decode(
+        self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...], rows: int
+    ) -> Array:
+        """Return the block that `data` holds, as `Codec` says."""
+        most = rows * math.prod(dims) * dtype.itemsize
+        inflate = zlib.decompressobj()
+        try:
+            octets = np.frombuffer(inflate.decompress(data, most + 1), np.uint8)
+            if len(octets) > most:
+                raise ValueError(f"it holds more than {rows} rows")
+            if not inflate.eof or inflate.unused_data:
+                raise ValueError("it ends too early, or goes on behind its end")
+            if self.shuffle:
+                octets = _unshuffled(octets, dtype.itemsize)
+            return octets.view(dtype).reshape(-1, *dims)
+        except DAMAGE as error:
+            raise damaged_block(self.name, data, error) from error
+
+
+def _unshuffled(octets: Bytes, itemsize: int) -> Bytes:
+    planes = octets.reshape(itemsize, -1)
+    numbers = np.empty((planes.shape[1], itemsize), np.uint8)
+    for significance, plane in enumerate(planes):  # four times as fast as a transposed copy
+        numbers[:, significance] = plane
+    return numbers.reshape(-1)

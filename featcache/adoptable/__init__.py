@@ -21,13 +21,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePath
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import AdoptionError, ConfigError, FeatcacheError
-from featcache.interface import Ints, storage_dtype
+from featcache.interface import Array, Ints, storage_dtype
 
 _log = logging.getLogger("featcache")
 # the end of a message about what is not adopted as it lies
@@ -289,7 +289,7 @@ class Readable:
     ids: Sequence[str]  # each one once, in any order
     features: Mapping[str, Stored]
     # returns the arrays of an utterance, by its number in `ids`; raises `AdoptionError`
-    read: Callable[[int], Mapping[str, NDArray[Any]]]
+    read: Callable[[int], Mapping[str, Array]]
     # by name, a value of each id; None: it has none
     annotations: Mapping[str, Sequence[Value]] = field(default_factory=dict)
     # by which names of arrays were taken where none was given; None: a list of the source has ids

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +68,7 @@ class Cut(NamedTuple):
         """Return it, the frames first, by its `rows`."""
         if self.row is None:
             return rows
-        found: NDArray[Any] = rows[0].transpose(frames_first(rows.shape[1:], self.time_axis))
+        found: Array = rows[0].transpose(frames_first(rows.shape[1:], self.time_axis))
         return found if self.window is None else found[slice(*self.window)]
 
 

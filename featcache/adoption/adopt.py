@@ -39,24 +39,27 @@ from featcache.errors import (
     NotACacheError,
     RemoteError,
 )
-from featcache.format.annotation_columns import Column
-from featcache.format.annotations import Values, check_annotations, kinds_of
-from featcache.format.feature_sets import stored_sets
-from featcache.format.files import explained
-from featcache.format.index import ContainerColumns, FeatureColumns, Index
-from featcache.format.journal import Header
-from featcache.format.manifest import (
+from featcache.format import (
     ADOPTED,
     MANIFESTS,
     PARTS,
     SETS,
     Adopted,
+    Column,
+    ContainerColumns,
+    FeatureColumns,
+    Header,
+    Index,
+    Values,
+    check_annotations,
+    explained,
+    kinds_of,
     read_manifest,
     refuse_other_formats,
+    stored_sets,
 )
-from featcache.format.manifest import NAME as MANIFEST
-from featcache.reading.opening import CachePath
-from featcache.reading.roots import PathOrUrl, read_roots, write_root
+from featcache.format import NAME as MANIFEST
+from featcache.reading import CachePath, PathOrUrl, read_roots, write_root
 from featcache.registry import backend_names, get_backend, get_kind, kind_names, only_reads
 from featcache.remote import (
     DEFAULT,
@@ -68,7 +71,7 @@ from featcache.remote import (
 )
 from featcache.store import Cache
 from featcache.store import open as open_cache
-from featcache.tables.table import FeatureTable
+from featcache.tables import FeatureTable
 from featcache.writing.compact import seal_adopted
 from featcache.writing.held import HeldCache
 from featcache.writing.open_part import Declarations

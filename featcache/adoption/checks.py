@@ -16,7 +16,7 @@ from featcache.adoptable import RAW, Found, FoundFeature, Options, Stored, TimeA
 from featcache.adoptable.names import named_as_statistics
 from featcache.declaration import FrameTimes, first_contradiction
 from featcache.errors import AdoptionError, FeatureError
-from featcache.format.files import check_id
+from featcache.format import check_id
 from featcache.interface import Ints, storage_dtype
 
 _log = logging.getLogger("featcache")

@@ -24,7 +24,7 @@ from featcache.adoption.listed_entries import SUFFIXES, entries, first_entry
 from featcache.adoption.npy_files import npy_header_of, read_npy_header
 from featcache.adoption.place import GatheredValues, Window
 from featcache.adoption.scp import read_scp
-from featcache.adoption.webdataset.tar_walk import TarMember, members
+from featcache.adoption.webdataset import TarMember, members
 from featcache.errors import AdoptionError, ConfigError, describe
 from featcache.registry import get_kind
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.adoptable import (
     Found,
@@ -32,6 +30,7 @@ from featcache.adoption import espnet, fairseq, flat_npy
 from featcache.adoption.npy_files import npy_feature, npy_headers
 from featcache.adoption.place import ids_of
 from featcache.errors import AdoptionError
+from featcache.interface import Array
 
 SUFFIX = ".npy"
 MORE_PARTICULAR = (espnet.KIND, fairseq.KIND, flat_npy.KIND)  # of folders of such files, and others
@@ -74,7 +73,7 @@ class NpyFolder:
             for name, places in found.items()
         }
 
-        def read(number: int) -> Mapping[str, NDArray[Any]]:
+        def read(number: int) -> Mapping[str, Array]:
             arrays = {}
             for name, places in found.items():
                 with place.open(paths[places[ids[number]]]) as source:

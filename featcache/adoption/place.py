@@ -27,7 +27,7 @@ from featcache.errors import (
     RemoteError,
     describe,
 )
-from featcache.format.annotations import check_annotations, kind_of, wider_kind
+from featcache.format import check_annotations, kind_of, wider_kind
 from featcache.remote import (
     Look,
     RemoteFiles,

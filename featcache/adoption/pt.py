@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import IO, NamedTuple, cast
 
 from featcache.adoptable import (
@@ -30,7 +31,8 @@ from featcache.adoptable import (
 from featcache.adoptable.flat_arrays import flat_names
 from featcache.adoptable.names import EACH, Names
 from featcache.adoptable.placed_arrays import ArrayColumns, PlacedArray, found_features
-from featcache.adoption.libraries import torch_files
+from featcache.adoption.libraries.named_arrays import FilesOfArrays
+from featcache.adoption.libraries.payloads import LoadedArrays, torch_load
 from featcache.adoption.place import GatheredValues, ids_of
 from featcache.errors import AdoptionError, ConfigError
 from featcache.interface import storage_dtype
@@ -382,10 +384,18 @@ class PtKind:
         self, place: Place, what: str, options: Options
     ) -> AbstractContextManager[Readable]:
         """Read by torch, with `weights_only`: older files, parts of tensors, dicts in dicts."""
-        return torch_files.FILES.readable(place, what, options)
+        return FILES.readable(place, what, options)
 
 
 KIND = PtKind()
+
+
+def _load(path: Path) -> LoadedArrays:
+    return torch_load(path, repr(str(path)))
+
+
+# what is not adopted: before torch 1.6, dicts in dicts, whose keys `/` joins, parts of tensors
+FILES = FilesOfArrays("pt", (".pt", ".pth", ".ckpt"), _load)
 
 
 def _named(place: Place, what: str, names: Names) -> tuple[list[str], dict[str, dict[str, int]]]:

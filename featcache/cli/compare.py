@@ -10,25 +10,32 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from featcache._progress import bar
-from featcache.cli.output import duration, hint, print_json, say, shown, size, value_text
 from featcache.cli.verb import (
     CACHES,
     IMPOSSIBLE,
     JSON,
     NO,
+    Told,
+    duration,
     end,
     found,
+    hint,
     in_words,
     opened,
     place,
+    print_json,
+    say,
+    shown,
+    size,
     tell_pending,
+    value_text,
     verb,
 )
 from featcache.errors import CorruptCacheError, FeatcacheError, counted
 
 if TYPE_CHECKING:
     from featcache.inspect import Diff
-    from featcache.reading.verify import Damage, PageDamage
+    from featcache.reading import Damage, PageDamage
     from featcache.store import Cache
 
 _NAMED = 20  # arrays of a container that are damaged
@@ -104,9 +111,8 @@ def _verified(path: str, checked: str, sample: int | None) -> dict[str, object]:
 
 def _of_all(path: str, cache: Cache, *, arrays: bool) -> tuple[int, list[Damage]]:
     """Compare what `featcache.open(verify=...)` does; return bytes of containers, and damage."""
-    from featcache.format.files import reading
-    from featcache.reading.opening import damage_of
-    from featcache.reading.verify import tell_unequal_ends
+    from featcache.format import reading
+    from featcache.reading import damage_of, tell_unequal_ends
 
     generation = cache.opened
     if arrays:
@@ -165,8 +171,8 @@ def _is_damaged(told: Mapping[str, object]) -> bool:
     return bool(told["damaged"] or told["elsewhere"] or told["errors"])
 
 
-def _print_verified(told: Mapping[str, Any]) -> None:
-    from featcache.reading.verify import IN_A_STORE
+def _print_verified(told: Told) -> None:
+    from featcache.reading import IN_A_STORE
     from featcache.remote import is_url
 
     path, seconds = shown(told["path"]), told["seconds"]
@@ -200,8 +206,7 @@ def _print_verified(told: Mapping[str, Any]) -> None:
 
 
 def _has_manifest(path: str) -> bool:
-    from featcache.format.feature_sets import every_directory
-    from featcache.format.manifest import read_manifest
+    from featcache.format import every_directory, read_manifest
 
     cache = Path(path.rpartition("@")[0] or path)
     try:
@@ -212,8 +217,8 @@ def _has_manifest(path: str) -> bool:
     return True
 
 
-def _print_container(told: Mapping[str, Any], container: str) -> None:
-    def its(key: str) -> list[Mapping[str, Any]]:
+def _print_container(told: Told, container: str) -> None:
+    def its(key: str) -> list[Told]:
         return [each for each in told[key] if each["container"] == container]
 
     arrays = its("damaged")
@@ -274,7 +279,7 @@ def diff(a: str, b: str, values: bool, atol: float, ids: bool, as_json: bool) ->
 
 
 def _only(one: Cache, other: Cache) -> list[str]:
-    from featcache.format.index import rows_of_ids
+    from featcache.format import rows_of_ids
 
     rows = rows_of_ids(other.opened.index, one.opened.index)
     return [one.id(row) for row in (rows < 0).nonzero()[0].tolist()]

@@ -11,16 +11,22 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 import click
 
-from featcache.cli.output import hint, print_json, print_table, say, shown, size
 from featcache.cli.verb import (
     CACHE,
     JSON,
     NO,
     WHERE,
+    Told,
     end,
+    hint,
     in_words,
     json_of,
     opened,
+    print_json,
+    print_table,
+    say,
+    shown,
+    size,
     tell_pending,
     verb,
 )
@@ -70,7 +76,7 @@ def recover(cache: str, as_json: bool) -> None:
         )
 
 
-def _utterances(told: dict[str, Any]) -> int:
+def _utterances(told: Told) -> int:
     return int(told["utterances"] or 0)
 
 
@@ -306,7 +312,7 @@ def accept(cache: str, fingerprint: IO[str], yes: bool, as_json: bool) -> None:
     For changes that compute the same values, as somebody has to know. Exit code 1: it was not
     accepted.
     """  # fmt: skip
-    from featcache.format.fingerprint import cache_fingerprint, differences
+    from featcache.format import cache_fingerprint, differences
     from featcache.writing.session import accept as accepted
 
     wanted = json_of(fingerprint)

@@ -10,29 +10,28 @@ from typing import IO, Any
 
 import click
 
-from featcache.cli.output import (
+from featcache.cli.verb import (
+    CACHES,
+    IMPOSSIBLE,
+    JSON,
+    NO,
+    Told,
     ago,
     duration,
+    end,
+    found,
     has_unicode,
+    in_words,
     is_quiet,
+    json_of,
     number,
+    opened,
     print_json,
     print_table,
     room,
     say,
     shown,
     size,
-)
-from featcache.cli.verb import (
-    CACHES,
-    IMPOSSIBLE,
-    JSON,
-    NO,
-    end,
-    found,
-    in_words,
-    json_of,
-    opened,
     verb,
 )
 from featcache.errors import StaleCacheError, counted
@@ -162,7 +161,7 @@ def _print_more(name: str, told: Info) -> None:
         say(shown(f"{name}: tags {tags}"))
 
 
-def _cells(feature: Mapping[str, Any] | None) -> list[str]:
+def _cells(feature: Told | None) -> list[str]:
     if feature is None:
         return ["-"] * 6
     dims = feature["dims"]

@@ -16,27 +16,35 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.cli.output import (
+from featcache.cli.verb import (
+    CACHE,
+    JSON,
+    NO,
+    WHERE,
+    Told,
+    end,
     has_unicode,
     hint,
     in_colour,
     json_line,
     number,
+    opened,
     plain,
     print_json,
     print_table,
     room,
     say,
     shown,
+    tell_pending,
     value_text,
+    verb,
 )
-from featcache.cli.verb import CACHE, JSON, NO, WHERE, end, opened, tell_pending, verb
 from featcache.errors import KeyNotFoundError, MissingDependencyError, counted, nearest
 from featcache.interface import Array
 
 if TYPE_CHECKING:
     from featcache.store import Cache
-    from featcache.tables.table import FeatureTable
+    from featcache.tables import FeatureTable
 
 _DEAD = 1e-6  # a deviation below it: the dimension says nothing
 
@@ -210,7 +218,7 @@ def made_from(cache: str, key: str | None, source: bool, as_json: bool) -> None:
     from featcache import inspect
 
     told = inspect.made_from(opened(cache))
-    recorded, by = dict(cast(Mapping[str, Any], told["recorded"])), told["by"]
+    recorded, by = dict(cast(Told, told["recorded"])), told["by"]
     sources = recorded.get("sources") or {}
     if not source:
         recorded.pop("sources", None)
@@ -231,7 +239,7 @@ def made_from(cache: str, key: str | None, source: bool, as_json: bool) -> None:
         if key is None or f".{part}.{path}.".find(f".{key}.") >= 0
     ]
     if key is not None and not leaves:
-        known = {name for content in parts.values() for name in cast(Mapping[str, Any], content)}
+        known = {name for content in parts.values() for name in cast(Told, content)}
         raise KeyNotFoundError(f"nothing is known of {key!r}; {nearest(key, known)}")
     _print_leaves(leaves, whole=source or key is not None)
     if key is None and sources and not source:
@@ -385,8 +393,8 @@ def _equal_runs(array: Array) -> list[list[int]]:
 
 def _print(
     id: str,
-    arrays: Mapping[str, NDArray[Any]],
-    told: Mapping[str, Mapping[str, Any]],
+    arrays: Mapping[str, Array],
+    told: Mapping[str, Told],
     notes: Mapping[str, object],
 ) -> None:
     say(shown(id), fg="cyan", bold=True)
@@ -411,7 +419,7 @@ def _print(
             say(f"    {values}{' ...' * (array.size > _SHOWN)}")
 
 
-def _warning(told: Mapping[str, Any]) -> str:
+def _warning(told: Told) -> str:
     runs = told["constant_frames"] or []
     words = [f"{told['not_finite']:,} values are not finite"] if told["not_finite"] else []
     if runs:

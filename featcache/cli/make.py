@@ -12,8 +12,24 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 import numpy as np
 
-from featcache.cli.output import duration, hint, is_quiet, print_json, print_table, say, shown, size
-from featcache.cli.verb import CACHE, CACHES, JSON, opened, place, tell_pending, verb
+from featcache.cli.verb import (
+    CACHE,
+    CACHES,
+    JSON,
+    Told,
+    duration,
+    hint,
+    is_quiet,
+    opened,
+    place,
+    print_json,
+    print_table,
+    say,
+    shown,
+    size,
+    tell_pending,
+    verb,
+)
 from featcache.errors import UnknownNameError, counted, nearest
 
 if TYPE_CHECKING:
@@ -306,7 +322,7 @@ def _way(row: StorageEstimate) -> dict[str, object]:
     }
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
+def _cells(row: Told) -> list[str]:
     note = "as declared" if row["declared"] else "" if row["lossless"] else "lossy"
     names = [row[name] for name in ("feature", "backend", "codec", "dtype")]
     time = duration(row["seconds"]) if row["seconds"] >= 1 else "under 1 s"

@@ -16,14 +16,13 @@ import click
 import numpy as np
 
 from featcache.errors import ConfigError
-from featcache.format.annotation_columns import Column
-from featcache.format.columns import Codes, Strings
-from featcache.tables.columns import NUMBERS, Columns
+from featcache.format import Codes, Column, Strings
+from featcache.tables import NUMBERS, Columns
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from featcache.tables.table import FeatureTable
+    from featcache.tables import FeatureTable
 
 _COMPARISON = re.compile(r"([^=!<>~]+)(!=|<=|>=|=|<|>|~)(.*)", re.DOTALL)
 _ORDERS: dict[str, Callable[[Any, float], Any]] = {

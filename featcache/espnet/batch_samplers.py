@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from featcache import FeatureTable
 from featcache.errors import ConfigError
-from featcache.espnet.arrays import Floats, Ints
 from featcache.espnet.by_size import (
     Descending,
     binned_batches,
@@ -34,6 +33,8 @@ from featcache.espnet.categories import (
     require_type,
 )
 from featcache.espnet.shapes import (
+    Floats,
+    Ints,
     Labels,
     NumberedUtterances,
     Shapes,

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from featcache.errors import ConfigError
-from featcache.espnet.arrays import Ints, ends_of, stable_order
-from featcache.espnet.shapes import Shapes
+from featcache.espnet.shapes import Ints, Shapes, ends_of, stable_order
 from featcache.samplers import Batches
 
 # Cuts of a sorted or shuffled list of utterances into batches.

@@ -12,13 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, nearest
-from featcache.espnet.arrays import Floats, Ints, counted, ends_of
 from featcache.espnet.by_size import by_appearance, chain, ends_over_sum, grouped
 from featcache.espnet.shapes import (
+    Floats,
+    Ints,
     Labels,
     NumberedUtterances,
     PackedStrings,
     codes_of,
+    counted,
+    ends_of,
     read_table,
 )
 from featcache.samplers import Batches

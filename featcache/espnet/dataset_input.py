@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader
 
 from featcache import FeatureDataset
 from featcache.errors import ConfigError, FeatureError, nearest
-from featcache.espnet.arrays import Ints
 from featcache.espnet.batch_samplers import build_batch_sampler
+from featcache.espnet.shapes import Ints
 from featcache.samplers import Batches
 
 ArrayOrTensor = NDArray[Any] | torch.Tensor
@@ -271,7 +271,7 @@ Collate = Callable[[Any], Any]
 class ItemDataset(Protocol):
     """A data set: indexed by an id or a row, gives `(id, {name: array})`; or a `FeatureDataset`."""
 
-    def __getitem__(self, index: Any, /) -> Any:
+    def __getitem__(self, index: object, /) -> Any:
         """Return an utterance."""
         ...
 

@@ -36,7 +36,7 @@ import xxhash
 from featcache import CacheWriter, FeatureStats
 from featcache.container_files import write_durably
 from featcache.errors import ConfigError, DuplicateIdError, FeatureError
-from featcache.espnet.arrays import Array, Ints
+from featcache.espnet.shapes import Array, Ints
 
 SHARDS = "shards"
 SPLIT = "split."  # then 8 hexadecimal digits of the run, and a number
@@ -216,13 +216,15 @@ def _id_of(line: bytes) -> bytes:
 # Statistics and shapes of one batch: collate it, compute its features, measure them.
 
 ShapesByKey = dict[str, dict[str, tuple[int, ...]]]  # by key and id
+CollatedBatch = Mapping[str, Any]  # tensors by name, as a collate function makes them
+ShardWriters = dict[str, Any]  # under the names that ESPnet3 gives them
 ArraysByKey = dict[str, dict[str, Array]]  # by key and id
 LENGTHS = "_lengths"
 
 
 def collated(
     items: list[object], collate_fn: Callable[[list[Any]], Any]
-) -> tuple[list[str], dict[str, Any]]:
+) -> tuple[list[str], CollatedBatch]:
     """Return the ids and the inputs of a batch; raises errors for what cannot be right."""
     match collate_fn(items):
         case (ids, Mapping() as inputs):
@@ -269,7 +271,7 @@ def moved(value: Any, device: torch.device | str) -> Any:
 
 
 def computed(
-    model: Any, batch: Mapping[str, Any], kwargs: Mapping[str, Any]
+    model: Any, batch: Mapping[str, object], kwargs: Mapping[str, object]
 ) -> Mapping[str, object]:
     """Return what the model makes of a batch, by key."""
     if not callable(getattr(model, "collect_feats", None)):
@@ -303,7 +305,7 @@ def unpadded(ids: list[str], feats: Mapping[str, object], all_keys: bool = False
 
 
 def lengths_of_inputs(
-    ids: list[str], batch: Mapping[str, Any], feats: Mapping[str, object]
+    ids: list[str], batch: CollatedBatch, feats: Mapping[str, object]
 ) -> ShapesByKey:
     """Return the shapes `(length,)` of those inputs that are integers and have lengths.
 
@@ -317,7 +319,7 @@ def lengths_of_inputs(
 
 
 def shapes_of_inputs(
-    ids: list[str], batch: Mapping[str, Any], feats: Mapping[str, object]
+    ids: list[str], batch: CollatedBatch, feats: Mapping[str, object]
 ) -> ShapesByKey:
     """Return the shapes of all inputs that are tensors, without their padding."""
     shapes: ShapesByKey = {}
@@ -436,7 +438,7 @@ class Hooks:
     def forward(
         batch_indices: Iterable[int] | int,
         dataset: Any,
-        model: Any,
+        model: object,
         collate_fn: Any,
         device: torch.device | str | None = None,
         write_collected_feats: bool = False,
@@ -483,7 +485,7 @@ class Hooks:
         write_collected_feats: bool = False,
         feats_dir: Path | None = None,
         **env: object,
-    ) -> dict[str, Any]:
+    ) -> ShardWriters:
         """Return the writers of a shard, under the names that ESPnet3 gives them.
 
         "_shard_dir", "_write_feats", "shape_handles", "feat_writers", ... The directory is empty,
@@ -502,7 +504,7 @@ class Hooks:
 
     @staticmethod
     def write_record(
-        writers: dict[str, Any], result: object, state: dict[str, FeatureStats], **env: object
+        writers: ShardWriters, result: object, state: dict[str, FeatureStats], **env: object
     ) -> None:
         """Add what `forward` returned to the writers, and its statistics to `state`.
 
@@ -528,7 +530,7 @@ class Hooks:
         writers["_state"] = state
 
     @staticmethod
-    def close_writers(writers: dict[str, Any]) -> None:
+    def close_writers(writers: ShardWriters) -> None:
         """Write the shapes, the statistics and the lists of keys of a shard."""
         directory, stats = writers["_shard_dir"], writers["_state"]
         shapes, feats = writers["shape_handles"], writers["feat_writers"]
@@ -544,7 +546,7 @@ class Hooks:
             value.save(directory / f"{key}_stats.npz")
 
 
-def _write_feats(writers: dict[str, Any], feats: ArraysByKey) -> None:
+def _write_feats(writers: ShardWriters, feats: ArraysByKey) -> None:
     for key, of_key in feats.items():
         if key not in writers["feat_writers"]:
             writers["feat_writers"][key] = NpyWriter(writers["_feats_dir"] / f"data_{key}")

@@ -34,7 +34,6 @@ from featcache.errors import (
     describe,
     indented,
 )
-from featcache.espnet.arrays import Ints
 from featcache.espnet.hooks import (
     FEATS,
     LENGTHS,
@@ -49,6 +48,7 @@ from featcache.espnet.hooks import (
     merge_shards,
     read_shard,
 )
+from featcache.espnet.shapes import Ints
 from featcache.inspect import differences, provenance
 from featcache.workers import Attempt, Attempts, config_or_client
 

@@ -33,27 +33,24 @@ from featcache.extraction.probing import (
     told,
     unlike_stored,
 )
-from featcache.format.fingerprint import (
+from featcache.format import (
     ABSENT,
     RULES,
+    BuildState,
     Difference,
+    Manifest,
     are_by_other_rules,
     are_rules_alone,
     cache_fingerprint,
     canonical,
+    committed,
     differences,
     fingerprint_digest,
-)
-from featcache.format.manifest import (
-    BuildState,
-    Manifest,
     read_building_file,
     read_kept,
     read_manifest,
 )
-from featcache.format.part import committed
-from featcache.reading.generation import Generation
-from featcache.reading.opening import ROLE, witnesses
+from featcache.reading import ROLE, Generation, witnesses
 from featcache.staleness.probe import Comparison, Probe, Probed, Unlike, compare, tolerance
 from featcache.staleness.watch import DATA_SETS
 from featcache.staleness.witnesses import changes

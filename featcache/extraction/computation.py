@@ -40,8 +40,7 @@ from featcache.extraction.stamping import (
     stamp_items,
     unstamped,
 )
-from featcache.format.files import as_id
-from featcache.format.index import UNKNOWN, Stamps
+from featcache.format import UNKNOWN, Stamps, as_id
 from featcache.interface import Ints
 from featcache.loading.memory import to_device
 from featcache.samplers.batches import Batches
@@ -475,7 +474,7 @@ class Computation:
         return not self.only_missing and id not in self._new and id in self.writer
 
 
-def features_of(extractor: Any, stage: Any, data: Any) -> Any:
+def features_of(extractor: Any, stage: object, data: object) -> Any:
     """Call `compute_features` for a batch, on its device and in its evaluation precision."""
     with getattr(extractor, "evaluation_ctx", None) or contextlib.nullcontext():
         utterances = extractor.compute_features(to_device(data, extractor.device), stage)

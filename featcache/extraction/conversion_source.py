@@ -9,23 +9,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.declaration import DeclaredFeature, Features, FeatureStorageConfig, by_name
 from featcache.errors import ConfigError, FeatureError, KeyNotFoundError
-from featcache.format.annotations import Value, Values, wider_kind
-from featcache.format.files import from_storage
-from featcache.format.fingerprint import fingerprint_digest
-from featcache.format.index import UNKNOWN, Stamps
-from featcache.format.manifest import ADOPTED
+from featcache.format import (
+    ADOPTED,
+    UNKNOWN,
+    Stamps,
+    Value,
+    Values,
+    fingerprint_digest,
+    from_storage,
+    wider_kind,
+)
 from featcache.interface import Array, Ints, storage_dtype
-from featcache.reading.generation import Generation
-from featcache.reading.opening import (
+from featcache.reading import (
     ROLE,
     CachePath,
+    Generation,
     joined_mapping,
     located,
     open_again,
@@ -36,9 +40,7 @@ from featcache.registry import is_lossless
 from featcache.remote import DEFAULT, RemoteOptions
 from featcache.store import Cache
 from featcache.store import open as open_cache
-from featcache.tables.blocks import Block, BlockMember, TableBlocks
-from featcache.tables.selection import Selection
-from featcache.tables.table import FeatureTable
+from featcache.tables import Block, BlockMember, FeatureTable, Selection, TableBlocks
 from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.copies import keeps_its_bytes
 
@@ -51,7 +53,7 @@ class TableRow(NamedTuple):
     """One row of a source."""
 
     id: str
-    arrays: dict[str, NDArray[Any]]
+    arrays: dict[str, Array]
     annotations: Values
     stamps: Stamps
 
@@ -93,7 +95,7 @@ class ConversionSource(Protocol):
     def read(self, rows: Ints) -> Iterator[TableRow]:
         """Read rows, in this order."""
 
-    def array(self, row: int, feature: str) -> NDArray[Any]:
+    def array(self, row: int, feature: str) -> Array:
         """Read one array; bfloat16 is the float32 of the same value."""
 
     def in_order_of_bytes(self, rows: Ints) -> Ints:
@@ -114,10 +116,10 @@ class ConversionSource(Protocol):
     def kind(self, annotation: str) -> str:
         """Return the kind of an annotation's values."""
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, object]:
         """Return what the features are made from."""
 
-    def made_by(self) -> tuple[dict[str, Any], list[str]]:
+    def made_by(self) -> tuple[dict[str, object], list[str]]:
         """Return the record of the run that made them, and the names of their generations."""
 
     def failed(self) -> list[str]:
@@ -202,7 +204,7 @@ class TableRows:
                     self._stamps(row),
                 )
 
-    def array(self, row: int, feature: str) -> NDArray[Any]:
+    def array(self, row: int, feature: str) -> Array:
         """Read one array; bfloat16 is the float32 of the same value."""
         span = self.table.selection.span(feature, np.array([row]))
         return self._array(row, feature, span, 0)
@@ -247,12 +249,12 @@ class TableRows:
         """Return the kind of an annotation's values."""
         return self.table.annotation(annotation).kind
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, object]:
         """Return what the features are made from, of several generations joined."""
         each = enumerate(self._generations())
         return joined_mapping({str(n): _without(one.manifest.fingerprint) for n, one in each})
 
-    def made_by(self) -> tuple[dict[str, Any], list[str]]:
+    def made_by(self) -> tuple[dict[str, object], list[str]]:
         """Return the record of the run that made them, and the names of their generations."""
         opened = self._generations()
         record = joined_mapping({str(n): witnesses(each) for n, each in enumerate(opened)})
@@ -435,7 +437,8 @@ def carried_fingerprint(rows: ConversionSource, features: Declared) -> dict[str,
     computed anew would not have been: they are not the same features.
     """
     made = rows.fingerprint()
-    rounded = {name: [*each] for name, each in dict(made.pop(CONVERTED, {})).items()}
+    before = cast(dict[str, list[object]], made.pop(CONVERTED, {}))
+    rounded = {name: [*each] for name, each in before.items()}
     for name, feature in features.items():
         was = rows.stored(name)
         copied = (plain := rows.plain()) is not None and keeps_its_bytes(plain, feature)
@@ -473,7 +476,7 @@ def keep_record(writer: CacheWriter, rows: ConversionSource, errors: Mapping[str
         "generations": generations,
         "largest_error": dict(errors),
     }
-    history = [*record.pop(CONVERTED, []), entry]
+    history = [*cast(list[object], record.pop(CONVERTED, [])), entry]
     writer.keep_file(ROLE, json.dumps({**record, CONVERTED: history}, indent=1).encode())
     source = rows.plain()
     whole = source is not None and len(rows.ids) == len(source.index)

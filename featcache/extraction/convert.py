@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from featcache._checks import directory, named_settings
-from featcache._interval import Interval
+from featcache._progress import Interval
 from featcache.declaration import Features, FeatureStorageConfig
 from featcache.errors import (
     ConfigError,
@@ -39,18 +39,24 @@ from featcache.extraction.foreign_rows import (
     rows_of,
 )
 from featcache.extraction.job import ProgressBar, TaskProgress
-from featcache.format.files import from_storage
-from featcache.format.fingerprint import cache_fingerprint, fingerprint_digest
-from featcache.format.index import FeatureColumns
-from featcache.format.manifest import read_manifest
-from featcache.format.part import SealedPart, checksum, committed, read_part, sealed_in
+from featcache.format import (
+    FeatureColumns,
+    SealedPart,
+    cache_fingerprint,
+    checksum,
+    committed,
+    fingerprint_digest,
+    from_storage,
+    read_manifest,
+    read_part,
+    sealed_in,
+)
 from featcache.interface import Array, Ints
-from featcache.reading.feature_arrays import OpenedPart, stored_blocks
+from featcache.reading import OpenedPart, stored_blocks
 from featcache.registry import RAW, is_lossless
 from featcache.store import Cache
 from featcache.store import open as open_cache
-from featcache.tables.shown import said_bytes
-from featcache.tables.table import FeatureTable
+from featcache.tables import FeatureTable, said_bytes
 from featcache.workers.config import ParallelConfig, config_or_client
 from featcache.workers.pickling import pack, unpack
 from featcache.writing import part_writer

@@ -26,9 +26,7 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from featcache.errors import ConfigError, DuplicateIdError, KeyNotFoundError, nearest
-from featcache.format.files import as_id, check_id
-from featcache.format.index import hash_of
-from featcache.format.part import committed
+from featcache.format import as_id, check_id, committed, hash_of
 from featcache.interface import Ints
 from featcache.staleness.probe import Comparison, Probe
 

@@ -35,16 +35,22 @@ from featcache.extraction.computation import DatasetBatches, Loading
 from featcache.extraction.datasets import dataset_of, is_map_style, named
 from featcache.extraction.job import Job
 from featcache.extraction.stamping import Entries, InputsOnly
-from featcache.format.feature_sets import stored_sets
-from featcache.format.fingerprint import cache_fingerprint, differences
-from featcache.format.index import StampColumns, Stamps
-from featcache.format.manifest import NAME, BuildState, Manifest, read_manifest
+from featcache.format import (
+    NAME,
+    BuildState,
+    Manifest,
+    StampColumns,
+    Stamps,
+    cache_fingerprint,
+    differences,
+    read_manifest,
+    stored_sets,
+)
 from featcache.interface import Ints
-from featcache.reading.generation import Generation
-from featcache.reading.opening import note_compared
+from featcache.reading import Generation, note_compared
 from featcache.storage import FeatureStorage, declared_cache
 from featcache.store import Cache
-from featcache.tables.table import FeatureTable
+from featcache.tables import FeatureTable
 from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.session import stored_stamps
 from featcache.writing.sets import directory_of, holds_any

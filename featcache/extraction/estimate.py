@@ -23,11 +23,10 @@ from featcache.extraction.conversion_source import (
 )
 from featcache.extraction.foreign_rows import LibraryRows, Source, opened_source, rows_of
 from featcache.interface import Array, Ints, storage_dtype
-from featcache.reading.generation import Generation
+from featcache.reading import Generation
 from featcache.registry import backend_names, get_backend, is_lossless
 from featcache.store import open as open_cache
-from featcache.tables.shown import boxed, escaped, grid, said_bytes, tiles
-from featcache.tables.table import FeatureTable
+from featcache.tables import FeatureTable, boxed, escaped, grid, said_bytes, tiles
 from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.part_writer import PartWriter
 

@@ -26,7 +26,7 @@ from featcache.staleness.provenance import Provenance, provenance
 from featcache.staleness.watch import DriverCode, Watch, code_of_driver, refuse_other_code
 from featcache.staleness.witnesses import witnesses
 from featcache.storage import FeatureStorage
-from featcache.tables.table import FeatureTable
+from featcache.tables import FeatureTable
 from featcache.workers.config import ParallelConfig, config_or_client
 from featcache.workers.pickling import pack, unpack
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from featcache._closing import close_after, closed_after
-from featcache._interval import Interval
+from featcache._progress import Interval
 from featcache.container_files.lock import is_locked
 from featcache.errors import (
     ComputeError,
@@ -73,15 +73,13 @@ from featcache.extraction.run import (
     longest_first,
     remove_runs,
 )
-from featcache.format.feature_sets import stored_sets
-from featcache.format.manifest import Manifest
-from featcache.format.part import committed
+from featcache.format import Manifest, committed, stored_sets
 from featcache.interface import Ints
-from featcache.reading.verify import container_damage, own_containers, raise_damage
+from featcache.reading import container_damage, own_containers, raise_damage
 from featcache.staleness.watch import Watch
 from featcache.store import Cache
 from featcache.store import open as open_cache
-from featcache.tables.table import FeatureTable
+from featcache.tables import FeatureTable
 from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.part_writer import PartWriter
 from featcache.writing.sets import name_set

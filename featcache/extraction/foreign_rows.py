@@ -1,23 +1,38 @@
 """Sources that others wrote, as rows to convert: adopted for the while, or read by their library.
 
-`opened_source` picks the way; `LibraryRows` are rows that a library reads.
+`opened_source` picks the way; `LibraryRows` are rows that a library reads, or arrays in memory.
+Compressed files, such as `.ark.gz` and `.tar.gz`, are unpacked for the while of one call.
 """
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
+import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
-from featcache.adoptable import Kind, Options, Readable, ReadsArrays, Value
+from featcache.adoptable import (
+    Kind,
+    Options,
+    Readable,
+    ReadsArrays,
+    Value,
+    data_files,
+    frames_first,
+)
+from featcache.adoptable.names import EACH
 from featcache.adoption.adopt import (
+    NAME,
     SAID,
     as_cache,
     check_settings,
@@ -27,11 +42,12 @@ from featcache.adoption.adopt import (
     with_way,
 )
 from featcache.adoption.checks import check_shapes
-from featcache.adoption.libraries.mapping import MAPPING, Arrays, arrays_in_memory
+from featcache.adoption.libraries.named_arrays import Arranged, Content
+from featcache.adoption.libraries.payloads import LoadedArrays
 from featcache.adoption.libraries.refused import way_out
-from featcache.adoption.libraries.unpacked import unpacked
+from featcache.container_files import sync_directory, sync_file
 from featcache.declaration import DeclaredFeature, Features, FeatureStorageConfig
-from featcache.errors import AdoptionError, ConfigError, FeatureError
+from featcache.errors import AdoptionError, ConfigError, FeatureError, describe
 from featcache.extraction.conversion_source import (
     ConversionSource,
     Declared,
@@ -41,17 +57,14 @@ from featcache.extraction.conversion_source import (
     declared_as,
     table_of,
 )
-from featcache.format.annotation_columns import Column
-from featcache.format.annotations import check_annotations, kinds_of
-from featcache.format.index import UNKNOWN
-from featcache.format.manifest import ADOPTED
+from featcache.format import ADOPTED, UNKNOWN, Column, as_id, check_annotations, kinds_of
 from featcache.interface import Array, Ints
-from featcache.reading.generation import Generation
-from featcache.reading.opening import CachePath
-from featcache.reading.roots import PathOrUrl
+from featcache.reading import CachePath, Generation, PathOrUrl
 from featcache.remote import DEFAULT, RemoteOptions
-from featcache.tables.table import FeatureTable
+from featcache.tables import FeatureTable
 
+MAPPING = "mapping"
+Arrays = Mapping[str, object]  # of an id: an array or a tensor, or such by feature
 Source = FeatureTable | CachePath | Arrays
 _OPTIONS = ("feature", "pattern", "time_axis")
 
@@ -86,7 +99,7 @@ class LibraryRows:
     _opened: Readable | None = field(default=None, repr=False)
     _closing: ExitStack = field(default_factory=ExitStack, repr=False)
     _numbers: dict[str, int] = field(default_factory=dict, repr=False)
-    _last: tuple[int, Mapping[str, NDArray[Any]]] = field(default=(-1, {}), repr=False)
+    _last: tuple[int, Mapping[str, Array]] = field(default=(-1, {}), repr=False)
 
     @property
     def readable(self) -> Readable:
@@ -143,7 +156,7 @@ class LibraryRows:
             checked = check_annotations(id, known, self.declarations) if known else {}
             yield TableRow(id, dict(self._arrays(row)), checked, UNKNOWN)
 
-    def array(self, row: int, feature: str) -> NDArray[Any]:
+    def array(self, row: int, feature: str) -> Array:
         """Read one array."""
         return self._arrays(row)[feature]
 
@@ -171,11 +184,11 @@ class LibraryRows:
         """Return the kind of an annotation's values."""
         return self._column(annotation).kind
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, object]:
         """Return the kind of the source, as of one that is adopted."""
         return {ADOPTED: self.kind_name}
 
-    def made_by(self) -> tuple[dict[str, Any], list[str]]:
+    def made_by(self) -> tuple[dict[str, object], list[str]]:
         """Return no record, and no generations."""
         return {}, []
 
@@ -353,3 +366,142 @@ def _digest(opened: OpenedReadable) -> str:
     for id in opened.readable.ids:
         made.update(id.encode("utf-8", "surrogatepass"))
     return made.hexdigest()
+
+
+AT_ONCE = 1 << 20  # bytes
+_BROKEN = (OSError, EOFError, lzma.LZMAError, ValueError)
+# by suffix: what is left of the name, and what opens it
+_OPENS: dict[str, tuple[str, Callable[[Path], IO[bytes]]]] = {
+    ".tgz": (".tar", gzip.open),  # type: ignore[dict-item]
+    ".gz": ("", gzip.open),  # type: ignore[dict-item]
+    ".bz2": ("", bz2.open),
+    ".xz": ("", lzma.open),
+}
+
+
+@contextmanager
+def unpacked(source: Path, beside: Path) -> Iterator[Path]:
+    """Unpack the files of a source into a folder in `beside`; others stay as they are.
+
+    A file that was unpacked by a call that was killed is not unpacked again. Everything is removed
+    at the end, unless anything is raised: the same call goes on with it.
+
+    Raises `AdoptionError` where only some files are compressed, one is damaged, or two unpack
+    to one name.
+    """
+    packed = _packed(source)
+    if not packed:
+        yield source
+        return
+    is_new, done = not beside.exists(), False
+    root = source if source.is_dir() else source.parent
+    folder = beside / f"{NAME}-{_state(root, packed)}"
+    try:
+        for path in packed:
+            _unpack(root / path, folder / _name(path))
+        yield folder / _name(packed[0]) if source.is_file() else folder
+        done = True
+    except AdoptionError as error:
+        raise AdoptionError(str(error).replace(str(folder), str(root))) from error
+    finally:
+        if done or not any(folder.rglob("*")):
+            shutil.rmtree(folder, ignore_errors=True)
+            if is_new:
+                with suppress(OSError):  # where anything was written
+                    beside.rmdir()
+
+
+def _packed(source: Path) -> list[str]:
+    """Return the compressed files of a source that no kind takes as they are."""
+    place, what = place_of(source)
+    try:
+        first = [what] if what else data_files(place, 1)
+        if not first or not first[0].lower().endswith(tuple(_OPENS)):
+            return []
+        kind_of(place, what, None)
+    except AdoptionError:
+        paths = [what] if what else data_files(place, 1 << 62)
+        plain = [path for path in paths if not path.lower().endswith(tuple(_OPENS))]
+        if plain:
+            raise AdoptionError(
+                f"{place.name!r} holds compressed files and others, such as {plain[0]!r}; name "
+                "those of one kind by a pattern with '*'"
+            ) from None
+        _check_names(place.name, paths)
+        return paths
+    return []  # such as cuts.jsonl.gz
+
+
+def _check_names(source: str, packed: Sequence[str]) -> None:
+    by_name: dict[str, str] = {}
+    for path in packed:
+        first = by_name.setdefault(_name(path), path)
+        if first != path:
+            raise AdoptionError(
+                f"{first!r} and {path!r} of {source!r} both unpack to {_name(path)!r}; remove one, "
+                "or name the others by a pattern with '*'"
+            )
+
+
+def _name(path: str) -> str:
+    suffix = next(end for end in _OPENS if path.lower().endswith(end))
+    return path[: -len(suffix)] + _OPENS[suffix][0]
+
+
+def _state(root: Path, paths: Sequence[str]) -> str:
+    """Return a digest of files as they are now."""
+    each = ((path, (root / path).stat()) for path in paths)
+    state = [(path, status.st_size, status.st_mtime_ns) for path, status in each]
+    return xxhash.xxh3_64_hexdigest(repr(state).encode())
+
+
+def _unpack(path: Path, into: Path) -> None:
+    """Unpack a file, unless that was done; what has its name is durable and whole."""
+    if into.exists():
+        return
+    into.parent.mkdir(parents=True, exist_ok=True)
+    partly = into.with_name(f".{into.name}.{os.getpid()}")  # hidden: no data if this is killed
+    try:
+        with _OPENS[path.suffix.lower()][1](path) as packed, partly.open("wb") as plain:
+            shutil.copyfileobj(packed, plain, AT_ONCE)
+            plain.flush()
+            sync_file(plain)
+    except _BROKEN as error:
+        partly.unlink(missing_ok=True)
+        raise AdoptionError(f"{str(path)!r} cannot be unpacked: {describe(error)}") from error
+    sync_directory(into.parent)
+    partly.replace(into)
+    sync_directory(into.parent)
+
+
+def arrays_in_memory(arrays: Arrays, options: Options) -> Readable:
+    """Return the arrays of a mapping by id, or by id and feature; a pattern says it otherwise.
+
+    Each value is looked up once for its shape, and again when it is stored.
+    """
+    if not arrays:
+        raise AdoptionError("the mapping holds no utterance")
+    keys = [*arrays]
+    contents = []
+    for key in keys:
+        if not isinstance(id := as_id(key), str):
+            raise AdoptionError(f"the mapping has key {key!r}; ids are text")
+        held = LoadedArrays(arrays[key], _where(key))
+        contents.append(Content(id, held.arrays(), held.values()))
+    named = replace(options, pattern=options.pattern or EACH)
+    arranged = Arranged.of("the mapping", contents, named, one=False)
+
+    def read(number: int) -> dict[str, Array]:
+        found = {}
+        for name, places in arranged.features.items():
+            each = places[number]
+            key = keys[each.file]
+            array = LoadedArrays(arrays[key], _where(key)).read(each.key)
+            found[name] = array.transpose(frames_first(array.shape, options.time_axis))
+        return found
+
+    return Readable([], arranged.ids, arranged.stored(options), read, arranged.annotations)
+
+
+def _where(key: object) -> str:
+    return f"the mapping's {key!r}"

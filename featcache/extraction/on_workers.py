@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featcache._interval import Interval
+from featcache._progress import Interval
 from featcache.errors import ComputeError, ConfigError, IncompleteError
 from featcache.extraction.computation import (
     AS_THEY_ARE,

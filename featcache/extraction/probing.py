@@ -34,7 +34,7 @@ from featcache.extraction.datasets import (
 from featcache.extraction.job import Job
 from featcache.extraction.stamping import Entries
 from featcache.interface import Array, Ints
-from featcache.reading.feature_arrays import joined
+from featcache.reading import joined
 from featcache.registry import is_lossless
 from featcache.staleness.inputs import UNKNOWN, input_digests
 from featcache.staleness.probe import (

@@ -16,7 +16,7 @@ from typing import NoReturn, TypeVar
 from featcache._closing import closed_after
 from featcache.errors import StaleCacheError, describe
 from featcache.extraction.datasets import kept_random_state
-from featcache.format.files import digest
+from featcache.format import digest
 from featcache.staleness.follow import Follower
 from featcache.staleness.values import Values, settled
 from featcache.staleness.watch import Watch

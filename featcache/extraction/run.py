@@ -33,7 +33,8 @@ from featcache.extraction.datasets import DynamicItems, is_dynamic, is_map_style
 from featcache.extraction.destination import Destination, rows_of
 from featcache.extraction.job import Job, RunOptions
 from featcache.extraction.stamping import Entries
-from featcache.format.annotations import (
+from featcache.format import (
+    Manifest,
     Value,
     check_annotations,
     check_name,
@@ -41,7 +42,6 @@ from featcache.format.annotations import (
     wider_kind,
     with_kinds,
 )
-from featcache.format.manifest import Manifest
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches, HasTable
 from featcache.samplers.epoch import connected_rank

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from featcache.extraction.datasets import dataset_of, visible_ids
-from featcache.format.files import as_id
-from featcache.format.index import Stamps
+from featcache.format import Stamps, as_id
 from featcache.staleness.inputs import UNKNOWN, entry_stamps, input_stamp
 
 if TYPE_CHECKING:

@@ -160,7 +160,7 @@ class Column(Sequence[Value | None]):
         return cls(kind, Taken(int(starts[-1]), taken, has_missing), None, name)
 
     @classmethod
-    def of_arrays(cls, kind: str, arrays: Mapping[str, NDArray[Any]], name: str = "") -> Column:
+    def of_arrays(cls, kind: str, arrays: Mapping[str, Numbers], name: str = "") -> Column:
         """Make a column of what `arrays` gave."""
         body: Stored
         if kind == "str":
@@ -175,7 +175,7 @@ class Column(Sequence[Value | None]):
     def arrays(self) -> dict[str, Array]:
         """Return the arrays of all values, by what follows the name in a file of columns."""
         body, null = self.stored()
-        found: dict[str, NDArray[Any]] = {} if null is None else {"null": null}
+        found: dict[str, Numbers] = {} if null is None else {"null": null}
         if isinstance(body, Codes):
             found["codes"], body = body.codes, body.texts
         if isinstance(body, np.ndarray):
@@ -288,7 +288,7 @@ class Column(Sequence[Value | None]):
         numbers, missing = self.numbers()
         return numbers if missing is None else np.where(missing, np.nan, numbers)
 
-    def numbers(self) -> tuple[NDArray[Any], Bools | None]:
+    def numbers(self) -> tuple[Numbers, Bools | None]:
         """Return the numbers of all rows, int64, float64 or bool, and which of them are missing.
 
         Those are 0; None where none is missing. Raises `ConfigError` for annotations that are no
@@ -297,7 +297,7 @@ class Column(Sequence[Value | None]):
         if self.kind not in _NUMBERS:
             raise ConfigError(f"annotation {self.name!r} is {self.kind}, not a number")
         body, null = self.stored()
-        numbers = cast(NDArray[Any], body)
+        numbers = cast(Numbers, body)
         return numbers > 0 if self.kind == "bool" else numbers, None if null is None else null != 0
 
     def is_in(self, values: Collection[Value | None]) -> Bools:
@@ -317,7 +317,7 @@ class Column(Sequence[Value | None]):
         elif isinstance(body, Strings):
             found = _among(body, wanted)
         else:
-            numbers = cast(NDArray[Any], body)
+            numbers = cast(Numbers, body)
             found = np.isin(numbers, _held(wanted, numbers.dtype))
         if null is not None:
             found[null != 0] = None in values

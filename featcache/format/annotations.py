@@ -21,7 +21,7 @@ Value = str | int | float | bool | list[int] | list[float]
 Values = Mapping[str, Value]  # of one utterance, by name; those that are missing are not there
 NONE: Values = MappingProxyType({})
 KINDS = ("str", "int", "float", "bool", "ints", "floats")
-MOST_BYTES = 4 << 20  # of the annotations of one utterance, as `size_of` counts them
+MOST_OF_ONE = 4 << 20  # of the annotations of one utterance, as `nbytes_of` counts them
 _WIDER = {("int", "float"): "float", ("ints", "floats"): "floats"}
 _NEEDED = (
     "text, a finite number (integers of 64 bits), a bool or a list of numbers is needed, and None "
@@ -56,9 +56,9 @@ def check_annotations(
                 f"annotation {name!r} of utterance {id!r} is {_shown(given)}, of type "
                 f"{type(given).__name__}: {_NEEDED}"
             ) from error
-    if size_of(found) > MOST_BYTES:
+    if nbytes_of(found) > MOST_OF_ONE:
         raise FeatureError(
-            f"the annotations of utterance {id!r} have more than {MOST_BYTES:,} bytes; store what "
+            f"the annotations of utterance {id!r} have more than {MOST_OF_ONE:,} bytes; store what "
             "is as large as that as a feature"
         )
     return found
@@ -168,7 +168,7 @@ def kinds_of(utterances: Iterable[tuple[str, Values]]) -> dict[str, str]:
     return kinds
 
 
-def size_of(values: Values) -> int:
+def nbytes_of(values: Values) -> int:
     """Return about how many bytes values take as JSON, and never fewer."""
     return sum(
         len(name) * 4 + (6 * len(each) if isinstance(each, str) else _list_size(each))
@@ -177,7 +177,7 @@ def size_of(values: Values) -> int:
 
 
 def most_bytes(name: object, values: Sequence[object]) -> int:
-    """Return a bound of `size_of` one of these plain values of an annotation."""
+    """Return a bound of `nbytes_of` one of these plain values of an annotation."""
     longest = max((len(value) for value in values if isinstance(value, str)), default=0)
     return 4 * len(str(name)) + max(26, 6 * longest)
 

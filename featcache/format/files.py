@@ -386,7 +386,8 @@ def _sealed(body: bytes) -> bytes:
 # Each function returns the value, or raises an error of `NOT_AS_WRITTEN` for one of another kind.
 
 NOT_AS_WRITTEN = (LookupError, TypeError, AttributeError, ValueError, OverflowError)
-Value = TypeVar("Value")
+_Value = TypeVar("_Value")
+Json = Mapping[str, Any]  # a document; each key is checked where it is read
 
 
 def newer(where: str, what: str) -> FormatVersionError:
@@ -449,7 +450,7 @@ Counter = Annotated[int, partial(natural, most=10**12)]  # can be counted up
 Size = Annotated[FileSize, file_size]
 
 
-def read_as(kind: type[Value], value: object) -> Value:
+def read_as(kind: type[_Value], value: object) -> _Value:
     """Return what `pack_json` made of a value of a type, as that type again.
 
     A type is a dataclass, `Mapping[..., ...]`, `tuple[..., ...]` of one type, `int` (from 0 on),
@@ -459,7 +460,7 @@ def read_as(kind: type[Value], value: object) -> Value:
     >>> read_as(dict[Name, tuple[int, ...]], {"fbank": [80]})
     {'fbank': (80,)}
     """
-    return cast(Value, _reader(cast(Any, kind))(value))
+    return cast(_Value, _reader(cast(Any, kind))(value))
 
 
 @cache

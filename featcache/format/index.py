@@ -188,7 +188,7 @@ FEATURE_COLUMNS: Mapping[str, type[np.generic]] = {
     **{"block_rows": np.int64, "skip": np.int64},
 }
 OF_EXTENTS = ("container", "offset", "nbytes")
-OPTIONAL = ("block_rows", "skip")
+MAYBE_ABSENT = ("block_rows", "skip")
 _STATS = {"count": np.int64, "dims": np.int64, "mean": np.float64, "m2": np.float64}
 # of all rows, and of the container files
 _HASH_COLUMNS: Mapping[str, type[np.generic]] = {"hashes": np.uint64, "hash_rows": np.int64}
@@ -361,7 +361,7 @@ def read_index(file: ColumnFile, features: Sequence[str]) -> Index:
         **file.columns("", _HASH_COLUMNS),
         ids=file.strings("id"),
         features={
-            name: FeatureColumns(**file.columns(f"{name}.", FEATURE_COLUMNS, OPTIONAL))
+            name: FeatureColumns(**file.columns(f"{name}.", FEATURE_COLUMNS, MAYBE_ABSENT))
             for name in features
         },
         containers=ContainerColumns(

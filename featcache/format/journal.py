@@ -15,11 +15,12 @@ import numpy as np
 
 from featcache.container_files import Extents, sync_file
 from featcache.errors import CacheError, CorruptCacheError
-from featcache.format.annotations import NONE, Values, check_annotations, size_of
+from featcache.format.annotations import NONE, Values, check_annotations, nbytes_of
 from featcache.format.files import (
     MAX_JSON_BYTES,
     NOT_AS_WRITTEN,
     OPTIONAL,
+    Json,
     Name,
     natural,
     open_within,
@@ -146,7 +147,7 @@ def _entry(
 
 def _utterance_from_json(
     id: str,
-    arrays: Mapping[str, Any],
+    arrays: Json,
     stamps: Sequence[str] = (),
     annotations: Mapping[str, object] = NONE,
 ) -> Utterance:
@@ -175,7 +176,7 @@ def _stats_to_json(stats: FeatureStats) -> dict[str, object]:
     }
 
 
-def _stats_from_json(content: Mapping[str, Any]) -> FeatureStats:
+def _stats_from_json(content: Json) -> FeatureStats:
     mean, m2 = (
         np.frombuffer(base64.b64decode(content[key]), "<f8").reshape(content["dims"])
         for key in ("mean", "m2")
@@ -192,7 +193,7 @@ def _stats_from_json(content: Mapping[str, Any]) -> FeatureStats:
 # A writer that is killed leaves a torn end, which never counted. Anything else that does not
 # check is damage: the lines around it still hold, and `Journal.damaged` tells.
 
-NAME = "journal.jsonl"
+JOURNAL = "journal.jsonl"
 LINE_UTTERANCES = 64  # most utterances of a line: ten million short ones must not cost a line each
 LINE_EXTENTS = 1024
 LINE_BYTES = 1 << 20  # of annotations
@@ -212,7 +213,7 @@ class JournalWriter:
         self._waiting: list[list[object]] = []
         self._waiting_extents = self._waiting_bytes = 0
         self._is_begun = False
-        self._file: BinaryIO = (directory / NAME).open("xb", buffering=BUFFER_BYTES)
+        self._file: BinaryIO = (directory / JOURNAL).open("xb", buffering=BUFFER_BYTES)
 
     def add(
         self,
@@ -229,7 +230,7 @@ class JournalWriter:
             self._waiting.append(entry)
             self._waiting_extents += count
             if values:
-                self._waiting_bytes += size_of(values)
+                self._waiting_bytes += nbytes_of(values)
             full = self._waiting_extents >= LINE_EXTENTS or self._waiting_bytes >= LINE_BYTES
             if full or len(self._waiting) >= LINE_UTTERANCES:
                 self._write_waiting()
@@ -304,7 +305,7 @@ def read_journal(cache: Path, directory: str) -> Journal | None:
     committed: list[Utterance] = []
     pending: list[Utterance] = []
     stats: dict[str, FeatureStats] = {}
-    lines = _lines(cache, f"{directory}/{NAME}")
+    lines = _lines(cache, f"{directory}/{JOURNAL}")
     records = [record_of(line) for line in lines]
     del records[_torn_from(lines, records) :]
     for record in filter(None, records):
@@ -338,7 +339,7 @@ def _torn_from(lines: Sequence[bytes], records: Sequence[Record | None]) -> int:
 
 def has_lines(cache: Path, directory: str) -> bool:
     """Whether a part has a journal in which more stands than a torn first line."""
-    lines = _lines(cache, f"{directory}/{NAME}")
+    lines = _lines(cache, f"{directory}/{JOURNAL}")
     return any(record_of(line) or not _is_torn(line) for line in lines)
 
 

@@ -39,6 +39,7 @@ from featcache.format.files import (
     OPTIONAL,
     Counter,
     FilePath,
+    Json,
     Name,
     NameOrNone,
     Size,
@@ -193,7 +194,7 @@ def settle(directory: Path) -> None:
     sync_directory(directory)
 
 
-def last_pairs(outer: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+def last_pairs(outer: Json) -> dict[str, tuple[str, str]]:
     """Return, by set, the two `write_id`s that `sets/featcache.json` names."""
     found = outer.get(KEY, {})
     pairs = found.values() if isinstance(found, dict) else [None]
@@ -554,7 +555,7 @@ def _nothing_there(cache: Path, file: str) -> str:
     return f"{str(cache)!r} is not a cache: it holds no {file}{below}"
 
 
-def _check_version(cache: Path, content: Mapping[str, Any]) -> None:
+def _check_version(cache: Path, content: Json) -> None:
     if natural(content["version"]) > FORMAT_VERSION:
         raise FormatVersionError(
             f"cache {str(cache)!r} has format version {content['version']}, newer than "
@@ -592,7 +593,7 @@ def _check_declarations(cache: Path, manifest: Manifest) -> None:
             raise newer(where, f"the kind {annotation.kind!r}")
 
 
-def _unknown_to_readers(feature: Mapping[str, Any]) -> str:
+def _unknown_to_readers(feature: Json) -> str:
     """Return what of a declaration this featcache does not know, for a message."""
     known = {"dtype": DTYPES, "time_axis": (0, None), "nonfinite": ("raise", "keep")}
     found = [

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from featcache.container_files import PAGE_BYTES, EncodedArrays, Pages, sync_directory
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CorruptCacheError, FormatVersionError
-from featcache.format import journal
 from featcache.format.annotation_columns import Column, read_whole_column, stored_columns
 from featcache.format.annotations import Values, kinds_of
 from featcache.format.columns import ColumnFile, Number, Strings, argsort_ids, ends_of, size_of
@@ -39,8 +38,8 @@ from featcache.format.files import (
 )
 from featcache.format.index import (
     FEATURE_COLUMNS,
+    MAYBE_ABSENT,
     OF_EXTENTS,
-    OPTIONAL,
     ContainerColumns,
     Hashes,
     Index,
@@ -50,7 +49,7 @@ from featcache.format.index import (
     read_index,
     read_stamps,
 )
-from featcache.format.journal import Header, Journal, read_journal
+from featcache.format.journal import JOURNAL, Header, Journal, read_journal
 from featcache.format.manifest import PARTS, Manifest, PartEntry, read_manifest
 from featcache.interface import Array, Ints
 from featcache.stats import FeatureStats
@@ -141,7 +140,7 @@ def _feature_columns(indexes: Sequence[Index], order: Ints, name: str) -> Column
         if what == "container":
             columns = [each + shift for each, shift in zip(columns, shifts, strict=False)]
         # 0 for the rows of parts without it
-        if what not in OPTIONAL or any(each is not None for each in columns):
+        if what not in MAYBE_ABSENT or any(each is not None for each in columns):
             filled = (np.zeros(len(index), dtype) if each is None else each
                       for index, each in zip(indexes, columns, strict=True))  # fmt: skip
             yield f"{name}.{what}", _joined(filled, dtype)[source if what in OF_EXTENTS else order]
@@ -411,7 +410,7 @@ def part_directories(cache: Path) -> list[Path]:
 
 def remove_part(directory: Path) -> None:
     """Remove a part; wherever this ends, what is left of it counts as nothing written."""
-    for name in (SEAL, journal.NAME):
+    for name in (SEAL, JOURNAL):
         (directory / name).unlink(missing_ok=True)
     if not directory.exists():  # an interrupt (Ctrl-C) came at the end of this before
         return

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from featcache.declaration import Features, by_name
 from featcache.errors import ConfigError, FeatureError, MissingDependencyError, nearest
-from featcache.format.files import as_id
+from featcache.format import as_id
 from featcache.interface import Array
 from featcache.interop.in_caches import caches_of_rows, opened
 from featcache.store import Cache
 from featcache.store import open as open_cache
-from featcache.tables.table import FeatureTable
+from featcache.tables import FeatureTable
 from featcache.writing.cache_writer import CacheWriter
 
 try:

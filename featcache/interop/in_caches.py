@@ -9,11 +9,11 @@ from functools import lru_cache
 import numpy as np
 
 from featcache.errors import ConfigError
-from featcache.format.manifest import NAME
+from featcache.format import NAME
 from featcache.interface import Ints
 from featcache.store import Cache
 from featcache.store import open as open_cache
-from featcache.tables.table import FeatureTable
+from featcache.tables import FeatureTable
 
 _OPEN = 64  # caches that a process keeps open
 

@@ -29,7 +29,7 @@ from featcache.container_files import sync_directory, sync_file
 from featcache.errors import ConfigError, FeatureError
 from featcache.interface import Array
 from featcache.stats import FeatureStats
-from featcache.tables.table import FeatureTable
+from featcache.tables import FeatureTable
 
 _TABLES = {"text": "text", "utt2spk": "speaker", "utt2dur": "duration", "utt2lang": "language"}
 _KINDS = {np.dtype(np.float32): b"F", np.dtype(np.float64): b"D"}

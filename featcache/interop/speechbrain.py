@@ -27,8 +27,8 @@ from featcache.loading.dataset import FeatureDataset, Transform
 from featcache.loading.layouts import Batch
 from featcache.loading.loader import FeatureLoader
 from featcache.mvn import GlobalMVN
-from featcache.reading.opening import CachePath
-from featcache.tables.table import FeatureTable
+from featcache.reading import CachePath
+from featcache.tables import FeatureTable
 
 try:
     from speechbrain.core import Brain, Stage

@@ -20,7 +20,7 @@ from featcache.errors import ConfigError, FeatureError, MissingDependencyError, 
 from featcache.extraction.datasets import DataSet, is_map_style, visible_ids, visible_lengths
 from featcache.extraction.run import values_of
 from featcache.extraction.stamping import Entries
-from featcache.format.files import as_id, digest
+from featcache.format import as_id, digest
 
 if TYPE_CHECKING:
     from datasets import Dataset

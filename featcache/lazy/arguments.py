@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from featcache._tensors import is_tensor
 from featcache.errors import FeatureError, StaleCacheError
-from featcache.format.index import UNKNOWN, Stamps
+from featcache.format import UNKNOWN, Stamps
 
 _SIMPLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _EXACT = frozenset({bool, int, str, bytes, type(None)})  # equal ones have one `repr`

@@ -22,7 +22,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from featcache.errors import ConfigError, StaleCacheError
 from featcache.extraction.datasets import DataSet, DynamicItems, is_dynamic, visible_ids
 from featcache.extraction.stamping import Entries, held_rows
-from featcache.format.files import as_id
+from featcache.format import as_id
 from featcache.staleness.code import is_users
 from featcache.staleness.inputs import entry_digest
 from featcache.staleness.provenance import Provenance, provenance

@@ -28,24 +28,25 @@ from featcache.errors import (
 from featcache.extraction.checking import RunRecord, are_code_or_settings
 from featcache.extraction.destination import is_refused
 from featcache.extraction.process_part import WhileFilling
-from featcache.format.feature_sets import set_of
-from featcache.format.files import reading
-from featcache.format.fingerprint import (
+from featcache.format import (
+    ADOPTED,
+    NAME,
+    BuildState,
     Difference,
+    Manifest,
+    Stamps,
     are_by_other_rules,
     are_rules_alone,
     canonical,
+    committed_builds,
     differences,
+    reading,
+    set_of,
 )
-from featcache.format.index import Stamps
-from featcache.format.manifest import ADOPTED, NAME, BuildState, Manifest
-from featcache.format.part import committed_builds
 from featcache.interface import Array
 from featcache.lazy.arguments import Call
 from featcache.lazy.results import ONE, Features, Results, as_read_back, text_bytes
-from featcache.reading.generation import Generation
-from featcache.reading.opening import joined_mapping, note_compared
-from featcache.reading.unpublished import Unpublished
+from featcache.reading import Generation, Unpublished, joined_mapping, note_compared
 from featcache.writing.arrays import check_features
 from featcache.writing.part_writer import PartWriter
 

@@ -19,9 +19,9 @@ import numpy as np
 from featcache._tensors import ArrayLike, is_tensor
 from featcache.declaration import FeatureStorageConfig, dtype_name
 from featcache.errors import CacheError, ConfigError, FeatureError
-from featcache.format.files import from_storage
+from featcache.format import from_storage
 from featcache.interface import Array
-from featcache.reading.feature_arrays import joined
+from featcache.reading import joined
 from featcache.registry import RAW, is_lossless
 from featcache.writing.arrays import encoded, to_storage
 

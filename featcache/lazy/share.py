@@ -36,9 +36,7 @@ from featcache.errors import (
     StaleCacheError,
 )
 from featcache.extraction.process_part import WhileFilling
-from featcache.format.annotations import check_annotations
-from featcache.format.files import check_id, check_own_directory, explained
-from featcache.format.index import Stamps
+from featcache.format import Stamps, check_annotations, check_id, check_own_directory, explained
 from featcache.interface import Array
 from featcache.lazy.arguments import Call
 from featcache.lazy.live_cache import ABSENT, CURE, LiveCache, MadeFrom, StoredAgain, TwiceComputed

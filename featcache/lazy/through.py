@@ -22,9 +22,7 @@ from featcache._checks import directory
 from featcache._closing import close_after
 from featcache.declaration import Features, by_name
 from featcache.errors import ConfigError, NotACacheError, StaleCacheError
-from featcache.format.feature_sets import set_of
-from featcache.format.files import as_id, check_id
-from featcache.format.manifest import NAME, read_manifest
+from featcache.format import NAME, as_id, check_id, read_manifest, set_of
 from featcache.lazy.arguments import Arguments, Call, ItemEntries
 from featcache.lazy.data_sets import (
     MadeFromItems,
@@ -34,8 +32,8 @@ from featcache.lazy.data_sets import (
 )
 from featcache.lazy.live_cache import ABSENT, MadeFrom, accept_if_same
 from featcache.lazy.share import FillPlan, Share
-from featcache.reading.opening import ago
-from featcache.tables.shown import boxed, escaped, tiles
+from featcache.reading import ago
+from featcache.tables import boxed, escaped, tiles
 from featcache.writing.background import close_at_exit
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from featcache.errors import ConfigError, MissingDependencyError, UnknownNameErr
 from featcache.format.columns import ends_of
 from featcache.interface import Bytes, Ints
 from featcache.loading.memory import Allocate, Shape
-from featcache.samplers.padded_lengths import PadTo, checked_pad_to, padded_length
+from featcache.samplers.bucket import PadTo, checked_pad_to, padded_length
 
 Batch = dict[str, Any]
 

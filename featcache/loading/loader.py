@@ -42,10 +42,9 @@ from featcache.loading.memory import (
 from featcache.loading.prefetch import Handed, Plan, Planned, Prefetch
 from featcache.reading.containers import Wanted
 from featcache.reading.opening import CachePath
-from featcache.samplers.bucket import PackedBatchSampler
+from featcache.samplers.bucket import PackedBatchSampler, PadTo
 from featcache.samplers.by_length import SamplerByLength
 from featcache.samplers.epoch import EpochSampler, Iteration
-from featcache.samplers.padded_lengths import PadTo
 from featcache.samplers.shuffled import PlainBatchSampler
 from featcache.tables.order import VERSION, check_version
 from featcache.tables.table import FeatureTable

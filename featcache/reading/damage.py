@@ -18,35 +18,34 @@ from numpy.typing import NDArray
 from featcache.container_files import Pages
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CacheError
-from featcache.format.annotation_columns import PREFIX, Column, read_whole_column
-from featcache.format.columns import ColumnFile
-from featcache.format.files import FileSize, open_within
-from featcache.format.index import (
+from featcache.format import (
+    COLUMNS,
     FEATURE_COLUMNS,
-    FeatureColumns,
-    Index,
-    StampColumns,
-    hash_of,
-    page_count,
-    read_index,
-    read_stamps,
-)
-from featcache.format.manifest import (
     PARTS,
+    PREFIX,
+    SEAL,
+    Column,
+    ColumnFile,
+    FeatureColumns,
+    FileSize,
+    Index,
     Manifest,
     PartEntry,
     Restamps,
+    SealedPart,
+    StampColumns,
     Tombstones,
+    hash_of,
     kept_manifests,
     manifest_file,
-    read_manifest,
-)
-from featcache.format.part import (
-    COLUMNS,
-    SEAL,
-    SealedPart,
+    open_within,
+    page_count,
     part_directories,
+    read_index,
+    read_manifest,
     read_part,
+    read_stamps,
+    read_whole_column,
     sealed_parts,
 )
 from featcache.interface import Ints

@@ -25,9 +25,7 @@ from featcache.errors import (
     FormatVersionError,
     WindowError,
 )
-from featcache.format.index import ContainerColumns, FeatureColumns, Index
-from featcache.format.manifest import Manifest
-from featcache.format.part import SealedPart
+from featcache.format import ContainerColumns, FeatureColumns, Index, Manifest, SealedPart
 from featcache.interface import (
     Array,
     Bytes,

@@ -20,12 +20,20 @@ from featcache.errors import (
     StaleCacheError,
     nearest,
 )
-from featcache.format.annotation_columns import Column, read_column
-from featcache.format.columns import ColumnFile, Strings
-from featcache.format.feature_sets import stored_sets
-from featcache.format.files import remedy
-from featcache.format.index import Index, read_index
-from featcache.format.manifest import Manifest, manifest_file, read_kept, read_manifest
+from featcache.format import (
+    Column,
+    ColumnFile,
+    Index,
+    Manifest,
+    Strings,
+    manifest_file,
+    read_column,
+    read_index,
+    read_kept,
+    read_manifest,
+    remedy,
+    stored_sets,
+)
 from featcache.interface import Ints
 from featcache.reading.containers import Containers
 from featcache.reading.feature_arrays import Checks, FeatureArrays, arrays_of

@@ -32,35 +32,40 @@ from featcache.errors import (
     UnknownNameError,
     nearest,
 )
-from featcache.format.columns import Strings
-from featcache.format.feature_sets import last_edits, set_directories, set_names, stored_sets
-from featcache.format.files import reading
-from featcache.format.fingerprint import (
+from featcache.format import (
     ABSENT,
-    Difference,
-    are_by_other_rules,
-    are_rules_alone,
-    canonical,
-    differences,
-    digest_of_canonical,
-)
-from featcache.format.index import Index, common_rows, have_same_ids, rows_of_ids, some_rows
-from featcache.format.manifest import (
     ADOPTED,
     NAME,
     OWN,
     SETS,
+    Difference,
     Expected,
+    Index,
     Manifest,
+    Strings,
+    are_by_other_rules,
+    are_rules_alone,
+    canonical,
+    common_rows,
+    differences,
+    digest_of_canonical,
+    files_of,
+    have_same_ids,
     is_of_current_build,
+    last_edits,
     manifest_file,
     name_of,
     read_manifest,
+    reading,
     role_of,
+    rows_of_ids,
+    set_directories,
     set_name,
+    set_names,
+    some_rows,
+    stored_sets,
     tags_of,
 )
-from featcache.format.part import files_of
 from featcache.interface import Ints
 from featcache.reading.feature_arrays import Checks, FeatureArrays, arrays_of
 from featcache.reading.generation import ALL, Contents, Generation, OpenSettings

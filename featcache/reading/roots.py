@@ -16,9 +16,15 @@ from typing import Any, cast
 from featcache._checks import directory
 from featcache.container_files import write_durably
 from featcache.errors import CacheError, ConfigError, CorruptCacheError, nearest
-from featcache.format.files import NOT_AS_WRITTEN, Name, open_within, read_as, read_within
-from featcache.format.index import ContainerColumns
-from featcache.format.manifest import PartEntry
+from featcache.format import (
+    NOT_AS_WRITTEN,
+    ContainerColumns,
+    Name,
+    PartEntry,
+    open_within,
+    read_as,
+    read_within,
+)
 from featcache.remote import (
     DEFAULT,
     RemoteFiles,

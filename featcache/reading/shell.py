@@ -30,36 +30,39 @@ from featcache.errors import (
     NotACacheError,
     StorageFullError,
 )
-from featcache.format.columns import ColumnFile
-from featcache.format.feature_sets import PUSHED, outer_of, pushed_file, pushed_sets, set_prefix
-from featcache.format.files import (
-    NOT_AS_WRITTEN,
-    FilePath,
-    FileSize,
-    Name,
-    Size,
-    digest,
-    read_as,
-    unpack_json,
-    within,
-)
-from featcache.format.index import ContainerColumns
-from featcache.format.manifest import (
+from featcache.format import (
     INDEX,
     MOST_BYTES,
     NAME,
     NEXT,
+    NOT_AS_WRITTEN,
     OUTER,
     OWN,
+    PUSHED,
     SETS,
+    ColumnFile,
+    ContainerColumns,
+    FilePath,
+    FileSize,
+    Json,
     Manifest,
+    Name,
+    Size,
+    digest,
+    files_of,
     kept_manifests,
     last_pairs,
     manifest_file,
+    outer_of,
+    pushed_file,
+    pushed_sets,
+    read_as,
     read_manifest,
     role_of,
+    set_prefix,
+    unpack_json,
+    within,
 )
-from featcache.format.part import files_of
 from featcache.remote import RemoteFiles, RemotePlace, download, pages_at, requests_to
 
 T = TypeVar("T")
@@ -221,9 +224,7 @@ class RemoteCache:
             self._fetch_named(set_prefix(name), contents[name], seen)
             _remove_superseded(self.directory / set_prefix(name))
 
-    def _put_down(
-        self, files: Mapping[str, bytes], contents: Mapping[str, Mapping[str, Any]]
-    ) -> None:
+    def _put_down(self, files: Mapping[str, bytes], contents: Mapping[str, Json]) -> None:
         """Put manifests in their places, and what names them, the cache's own last."""
         for name, content in contents.items():
             prefix = set_prefix(name)
@@ -233,7 +234,7 @@ class RemoteCache:
         for file in sorted(files, key=lambda file: file == NAME):
             _write(self.directory / file, files[file])
 
-    def _pushed(self, content: Mapping[str, Any]) -> dict[str, bytes]:
+    def _pushed(self, content: Mapping[str, object]) -> dict[str, bytes]:
         """Return the manifests of sets that the one of a pushed cache names."""
         names = pushed_sets(content)
 
@@ -323,7 +324,7 @@ class RemoteCache:
             ) from None
         return (here, None) if found is None else (found[0], found[1] or "")
 
-    def _content(self, name: str, data: bytes) -> dict[str, Any]:
+    def _content(self, name: str, data: bytes) -> Json:
         content = unpack_json(data, repr(f"{self.place.url}/{name}"))
         if not isinstance(content, dict):
             raise CorruptCacheError(f"'{self.place.url}/{name}' is damaged: it is no object")
@@ -333,7 +334,7 @@ class RemoteCache:
             raise CorruptCacheError(f"'{self.place.url}/{name}' is damaged: it names no index")
         return content
 
-    def _fetch_named(self, prefix: str, content: Mapping[str, Any], seen: _Seen) -> None:
+    def _fetch_named(self, prefix: str, content: Json, seen: _Seen) -> None:
         """Fetch the index of a generation, and its files of roles.
 
         Raises `FileNotFoundError` where what was `seen` is something else by now.

@@ -19,21 +19,28 @@ from featcache.container_files import bytes_at
 from featcache.container_files.lock import HOLDER, Holder, holder, is_locked, may_live
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CorruptCacheError
-from featcache.format.annotation_columns import Column
-from featcache.format.feature_sets import every_directory
-from featcache.format.files import open_within
-from featcache.format.index import UNKNOWN, Index, Stamps
-from featcache.format.journal import NAME, Header, Placed, Utterance, read_journal, record_of
-from featcache.format.journal import NAME as JOURNAL
-from featcache.format.manifest import PARTS, Manifest
-from featcache.format.part import (
+from featcache.format import (
+    JOURNAL,
     PART_NAME,
+    PARTS,
     SEAL,
+    UNKNOWN,
+    Column,
+    Header,
+    Index,
+    Manifest,
+    Placed,
     SealedPart,
+    Stamps,
+    Utterance,
     as_known,
     checksum,
+    every_directory,
+    open_within,
     part_directories,
+    read_journal,
     read_part,
+    record_of,
 )
 from featcache.interface import Array, EncodedArray, Ints
 from featcache.reading.feature_arrays import FeatureArrays, OpenedPart, joined
@@ -60,7 +67,7 @@ class JournalTail:
         self.committed = 0
         self.noted = 0  # utterances
         self._read = 0  # bytes
-        self._descriptor = open_within(cache, f"{part}/{NAME}")
+        self._descriptor = open_within(cache, f"{part}/{JOURNAL}")
 
     def look(self) -> list[Utterance]:
         """Return the utterances that were noted since the last look.

@@ -28,25 +28,27 @@ from featcache.errors import (
     StorageFullError,
     counted,
 )
-from featcache.format.columns import ColumnFile, size_of
-from featcache.format.files import open_there, open_within
-from featcache.format.index import (
+from featcache.format import (
+    COLUMNS,
+    PARTS,
+    SEAL,
+    ColumnFile,
     ContainerColumns,
     FeatureColumns,
     Index,
-    container_digest,
-    pages_of,
-    read_index,
-)
-from featcache.format.manifest import (
-    PARTS,
     Manifest,
     PartEntry,
+    container_digest,
     kept_manifests,
     manifest_file,
+    open_there,
+    open_within,
+    pages_of,
+    read_index,
     read_manifest,
+    read_part,
+    size_of,
 )
-from featcache.format.part import COLUMNS, SEAL, read_part
 from featcache.interface import Ints
 from featcache.reading.containers import Containers
 from featcache.reading.roots import NO_ROOTS, AdoptedFiles, Roots

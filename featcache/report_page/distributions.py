@@ -8,23 +8,32 @@ import numpy as np
 
 from featcache.interface import Ints
 from featcache.report_page.charts import (
+    BARS,
+    IN_FULL,
     Axis,
+    Child,
     Html,
     Mark,
+    View,
+    as_table,
     band,
     bar_in_cell,
     bars,
     curve,
     element,
+    facts_list,
     field_of_bins,
     hours_text,
     joined,
+    json_block,
     number,
     percent,
     percent_text,
+    python,
     short,
+    table,
 )
-from featcache.report_page.facts import BUCKETS
+from featcache.report_page.facts import BUCKETS, odd_dims
 from featcache.report_page.histograms import (
     BATCH,
     LENGTH_BINS,
@@ -37,19 +46,7 @@ from featcache.report_page.histograms import (
     nice_edges,
 )
 from featcache.report_page.histograms import BUCKETS as BUCKET_NUMBERS
-from featcache.report_page.rules import odd_dims
 from featcache.report_page.values import FeatureValues, Floats
-from featcache.report_page.view import (
-    BARS,
-    IN_FULL,
-    Child,
-    View,
-    as_table,
-    facts_list,
-    json_block,
-    python,
-    table,
-)
 
 MOST_POINTS = 256  # of a line over dims
 MOST_TOKENS = 30

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.format.annotation_columns import Column
-from featcache.format.columns import Codes, Strings
+from featcache.format import Codes, Column, Strings
 from featcache.interface import Ints
-from featcache.tables.table import FeatureTable
+from featcache.tables import FeatureTable
 
 MOST_COUNTED = 1 << 24  # frames up to which lengths are counted one by one, without sorting
 BATCH = 32  # utterances, for which padding is told

@@ -16,10 +16,21 @@ from pathlib import Path
 import numpy as np
 
 from featcache.report_page import distributions, sections
-from featcache.report_page.charts import Html, element, joined, nbytes, number, percent_text
+from featcache.report_page.charts import (
+    Html,
+    Scales,
+    View,
+    day,
+    element,
+    joined,
+    nbytes,
+    number,
+    percent_text,
+    python,
+    table,
+)
 from featcache.report_page.facts import CacheFacts, Finding, differences_of, findings
 from featcache.report_page.values import Sample
-from featcache.report_page.view import Scales, View, day, python, table
 
 POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "

@@ -13,10 +13,16 @@ from featcache.errors import FeatcacheError
 from featcache.interface import Array, Codec
 from featcache.registry import get_codec
 from featcache.report_page.charts import (
+    BARS,
+    IN_FULL,
     Axis,
+    Child,
     Html,
+    View,
     bar_in_cell,
+    day,
     element,
+    facts_list,
     hours_text,
     image,
     joined,
@@ -25,11 +31,11 @@ from featcache.report_page.charts import (
     number,
     percent,
     picture,
+    python,
+    table,
 )
-from featcache.report_page.facts import CacheFacts, FeatureFacts, Finding
-from featcache.report_page.rules import RULES
+from featcache.report_page.facts import RULES, CacheFacts, FeatureFacts, Finding
 from featcache.report_page.values import FeatureValues, read_one
-from featcache.report_page.view import BARS, IN_FULL, Child, View, day, facts_list, python, table
 
 # Tiles, and what to look at first.
 

@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 
 from featcache._checks import whole_number
 from featcache.errors import CorruptCacheError, FeatcacheError, KeyNotFoundError
-from featcache.format.index import FeatureColumns
+from featcache.format import FeatureColumns
 from featcache.interface import Array, Ints
-from featcache.reading.feature_arrays import FeatureArrays
-from featcache.reading.generation import Generation
+from featcache.reading import FeatureArrays, Generation
 from featcache.stats import FeatureStats
-from featcache.tables.selection import frames_of, pieces
-from featcache.tables.table import FeatureTable
+from featcache.tables import FeatureTable, cut_frames, pieces
 
 Floats = NDArray[np.float64]
 Reals = NDArray[np.floating]
@@ -242,14 +240,17 @@ class _Pass:
     def _frames(self, rows: Ints, named: Ints, lengths: Ints) -> Iterator[tuple[slice, Array]]:
         """Yield the frames of rows, at once; where some cannot be read, those of each other row."""
         try:
-            yield slice(0, len(rows)), frames_of(self.arrays, rows, np.zeros_like(rows), lengths)
+            yield (
+                slice(0, len(rows)),
+                cut_frames(self.arrays, rows, np.zeros_like(rows), lengths),
+            )
             return
         except CorruptCacheError:
             pass
         for place in range(len(rows)):
             one = slice(place, place + 1)
             try:
-                frames = frames_of(self.arrays, rows[one], np.zeros(1, np.int64), lengths[one])
+                frames = cut_frames(self.arrays, rows[one], np.zeros(1, np.int64), lengths[one])
             except FeatcacheError as error:
                 self.damaged[int(named[place])] = str(error)
             else:
@@ -389,7 +390,7 @@ def read_one(opened: Generation, feature: str, row: int) -> Array | None:
     source, rows = opened.in_set(feature, np.array([row]))
     arrays = source.arrays(feature)
     try:
-        frames = frames_of(arrays, rows, np.zeros(1, np.int64), arrays.lengths[rows])
+        frames = cut_frames(arrays, rows, np.zeros(1, np.int64), arrays.lengths[rows])
     except FeatcacheError:
         return None
     return frames.reshape(len(frames), math.prod(arrays.dims))

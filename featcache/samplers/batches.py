@@ -19,12 +19,9 @@ from numpy.typing import ArrayLike
 
 from featcache._cached import cached_property
 from featcache.errors import ConfigError
-from featcache.format.columns import ends_of
-from featcache.format.files import digest
+from featcache.format import digest, ends_of
 from featcache.interface import Ints
-from featcache.tables.mixes import MixOrder
-from featcache.tables.order import Order
-from featcache.tables.table import FeatureTable, RowOrder
+from featcache.tables import FeatureTable, MixOrder, Order, RowOrder
 
 K = TypeVar("K")
 

@@ -18,9 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from featcache._cached import cached_property
 from featcache.errors import ConfigError, StateError, UnknownNameError, nearest
-from featcache.format.files import digest
+from featcache.format import digest
 from featcache.interface import Ints
-from featcache.reading.opening import CachePath
+from featcache.reading import CachePath
 from featcache.samplers.batches import (
     DEVIATIONS,
     MOST_AT_ONCE,
@@ -37,9 +37,7 @@ from featcache.samplers.batches import (
     within_table,
 )
 from featcache.samplers.epoch import EpochSampler, State, drawn_evenly, split_up
-from featcache.tables.order import Order, drawn
-from featcache.tables.selection import StoredLengths
-from featcache.tables.table import FeatureTable, RowOrder
+from featcache.tables import FeatureTable, Order, RowOrder, StoredLengths, drawn
 
 TOO_LONG = ("raise", "skip")
 LengthsColumn = Ints | StoredLengths

@@ -15,11 +15,10 @@ import numpy as np
 
 from featcache._checks import number_in_state, whole_number
 from featcache.errors import ConfigError, StateError
-from featcache.format.columns import ends_of
+from featcache.format import ends_of
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches, EpochBatches, WindowedBatches
-from featcache.tables.columns import mixed
-from featcache.tables.order import VERSION, Order, check_version, drawn
+from featcache.tables import VERSION, Order, check_version, drawn, mixed
 
 # One iteration of a sampler on one rank, and hosts that would share its batches out again.
 

@@ -9,12 +9,10 @@ import numpy as np
 from featcache._cached import cached_property
 from featcache._checks import whole_number
 from featcache.errors import ConfigError
-from featcache.format.columns import ends_of
-from featcache.format.files import digest
+from featcache.format import digest, ends_of
 from featcache.samplers.batches import Batches, Numbering
 from featcache.samplers.epoch import EpochSampler, State, shuffled_in_groups
-from featcache.tables.order import Order, drawn
-from featcache.tables.table import FeatureTable
+from featcache.tables import FeatureTable, Order, drawn
 
 # `ShuffledBatchSampler`: batches that were made before, in another order each epoch.
 

@@ -22,7 +22,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import NamedTuple
 
 from featcache.errors import ConfigError
-from featcache.format.files import digest
+from featcache.format import digest
 
 # Versions of local variables: `x = f(x)` makes another one of the same name.
 #

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 import torch
 
 from featcache.errors import ConfigError
-from featcache.format.files import digest
+from featcache.format import digest
 from featcache.staleness.code import is_users
 from featcache.staleness.names import Way, is_changed, names_in_code, texts_of_makers, written_by
 from featcache.staleness.values import NOTHING, Values, digests_of_tensors, left_out_of, settled

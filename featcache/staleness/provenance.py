@@ -33,7 +33,7 @@ from typing import Any
 import torch
 
 from featcache.errors import ConfigError
-from featcache.format.fingerprint import RULES
+from featcache.format import RULES
 from featcache.staleness.code import code_digest, is_users, tree_digest
 from featcache.staleness.follow import Follower, Function, Place
 from featcache.staleness.members import functions_in, is_method, is_pythons, step_into

@@ -35,7 +35,7 @@ import numpy as np
 import torch
 import xxhash
 
-from featcache.format.files import digest
+from featcache.format import digest
 from featcache.interface import Array
 from featcache.staleness.code import is_users
 

@@ -35,7 +35,7 @@ import numpy as np
 import torch
 
 from featcache.errors import ConfigError
-from featcache.format.fingerprint import ABSENT, RULES, canonical, differences
+from featcache.format import ABSENT, RULES, canonical, differences
 from featcache.interface import Array
 from featcache.staleness.code import is_users, is_users_module, nested
 from featcache.staleness.modules import ModuleDescription, parts_of

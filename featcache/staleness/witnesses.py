@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from featcache.format.files import digest
+from featcache.format import digest
 from featcache.staleness.code import is_users_module, parsed
 from featcache.staleness.follow import Follower
 from featcache.staleness.modules import ModuleDescription

@@ -16,15 +16,9 @@ import numpy as np
 from featcache._cached import cached_property
 from featcache.declaration import FrameTimes
 from featcache.errors import ConfigError, KeyNotFoundError, StaleCacheError, nearest
-from featcache.format.annotation_columns import Column
-from featcache.format.annotations import common_kind, wider_kind
-from featcache.format.columns import SharedArray, Strings
-from featcache.format.files import digest
-from featcache.format.index import Hashes
+from featcache.format import Column, Hashes, SharedArray, Strings, common_kind, digest, wider_kind
 from featcache.interface import Ints
-from featcache.reading.feature_arrays import FeatureArrays
-from featcache.reading.generation import Generation, OpenSettings
-from featcache.reading.opening import Expectation, open_generation
+from featcache.reading import Expectation, FeatureArrays, Generation, OpenSettings, open_generation
 
 # `RowMap`: the rows that something has of what lies below it, both ways.
 

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from featcache._checks import whole_number
 from featcache.errors import ConfigError, KeyNotFoundError, MissingDependencyError, nearest
-from featcache.format.annotation_columns import Column, Taken
-from featcache.format.annotations import Value as StoredValue
-from featcache.format.index import Hashes, hash_of
+from featcache.format import Column, Hashes, Taken, hash_of
+from featcache.format import Value as StoredValue
 from featcache.interface import Ints
 
 if TYPE_CHECKING:
@@ -310,7 +309,7 @@ def mixed(hashes: Hashes, seed: int | Hashes) -> Hashes:
 # Rows of a table shared out: a sample of them, or several parts that have nothing in common.
 
 Sizes = NDArray[np.float64]
-ROUNDING = 1e-6  # that shares may be away from 1 together
+_ROUNDING = 1e-6  # that shares may be away from 1 together
 MOST_EXCHANGES = 1000
 FAR = 0.05  # of all rows, by which a part may be larger or smaller than asked for
 _log = logging.getLogger("featcache")
@@ -381,7 +380,7 @@ def _check_shares(shares: Mapping[str, float]) -> None:
     for name, share in shares.items():
         if isinstance(share, bool) or not isinstance(share, Real) or not share > 0:
             raise ConfigError(f"the share of {name!r} is a number above 0, not {share!r}")
-    if abs(sum(shares.values()) - 1) > ROUNDING:
+    if abs(sum(shares.values()) - 1) > _ROUNDING:
         raise ConfigError(
             f"shares of a split add up to 1, not to {sum(shares.values()):g}: {dict(shares)!r}"
         )
@@ -389,7 +388,7 @@ def _check_shares(shares: Mapping[str, float]) -> None:
 
 def _whole_sizes(wanted: Sizes) -> Ints:
     """Round sizes so that their sum stays: the largest remainders are rounded up."""
-    sizes = np.floor(wanted + ROUNDING).astype(np.int64)
+    sizes = np.floor(wanted + _ROUNDING).astype(np.int64)
     lacking = round(float(wanted.sum())) - int(sizes.sum())
     sizes[np.argsort(sizes - wanted, kind="stable")[:lacking]] += 1
     return sizes
@@ -422,7 +421,7 @@ def _exchanged(part_of: Ints, sizes: Ints, wanted: Sizes) -> bool:
         mine, others = np.flatnonzero(part_of == here), np.flatnonzero(part_of == there)
         change, group, other = _nearest(sizes, mine, others, difference / 2)
         after = abs(over[here] - change) + abs(over[there] + change)
-        if after < abs(over[here]) + abs(over[there]) - ROUNDING:
+        if after < abs(over[here]) + abs(over[there]) - _ROUNDING:
             part_of[group] = there
             if other >= 0:
                 part_of[other] = here

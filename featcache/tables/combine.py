@@ -9,15 +9,18 @@ from typing import Literal
 import numpy as np
 
 from featcache.errors import ConfigError
-from featcache.format.annotation_columns import Column, joined
-from featcache.format.annotations import common_kind
-from featcache.format.columns import Strings
-from featcache.format.fingerprint import RULES, Difference, differences
-from featcache.format.index import Hashes
+from featcache.format import (
+    RULES,
+    Column,
+    Difference,
+    Hashes,
+    Strings,
+    common_kind,
+    differences,
+    joined,
+)
 from featcache.interface import Ints
-from featcache.reading.feature_arrays import FeatureArrays
-from featcache.reading.generation import Generation
-from featcache.reading.opening import CachePath
+from featcache.reading import CachePath, FeatureArrays, Generation
 from featcache.tables.blocks import Block, BlockMember, RowMap, TableBlocks
 from featcache.tables.segments import Cuts
 from featcache.tables.selection import Selection

@@ -19,11 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 from featcache._cached import cached_property
 from featcache._checks import whole_number
 from featcache.errors import ConfigError, nearest
-from featcache.format.annotation_columns import Column, Taken
-from featcache.format.columns import Codes, SharedArray, Strings, ends_of
-from featcache.format.files import digest
+from featcache.format import Codes, Column, SharedArray, Strings, Taken, digest, ends_of
 from featcache.interface import Ints
-from featcache.reading.opening import CachePath
+from featcache.reading import CachePath
 from featcache.tables.blocks import RowMap
 from featcache.tables.columns import mixed
 from featcache.tables.combine import concat
@@ -331,7 +329,7 @@ class MixPlan:
 # `mix`: how many rows of each source an epoch takes.
 
 RowWeights = NDArray[np.float64]
-ROUNDING = 1e-9  # by which products of shares may be off
+_ROUNDING = 1e-9  # by which products of shares may be off
 MOST_ROWS = 1 << 34  # of an epoch: of more, each taken once, the numbers alone fill 128 GiB
 Weight = float | str | ArrayLike
 
@@ -473,19 +471,19 @@ class _Wanted:
     def taken(self, epoch_size: int | Literal["all"] | None) -> list[int]:
         """Return how many rows an epoch takes of each source."""
         if epoch_size is None:
-            once = math.floor(1 / max(self.most) + ROUNDING)
+            once = math.floor(1 / max(self.most) + _ROUNDING)
             caps = [share / most for share, most in zip(self.shares, self.most, strict=True)]
             taken = self._rounded(max(once, 1))
-            return [min(n, math.floor(cap + ROUNDING)) for n, cap in zip(taken, caps, strict=True)]
+            return [min(n, math.floor(cap + _ROUNDING)) for n, cap in zip(taken, caps, strict=True)]
         if epoch_size == "all":
-            return self._rounded(math.ceil(1 / min(self.least) - ROUNDING))
+            return self._rounded(math.ceil(1 / min(self.least) - _ROUNDING))
         if isinstance(epoch_size, str):
             raise ConfigError(f"epoch_size is a number of rows, or 'all', not {epoch_size!r}")
         return self._rounded(whole_number("epoch_size", epoch_size, 1))
 
     def _rounded(self, size: int) -> list[int]:
         exact = [share * size for share in self.shares]
-        taken = [math.floor(each + ROUNDING) for each in exact]
+        taken = [math.floor(each + _ROUNDING) for each in exact]
         rest = sorted(range(len(exact)), key=lambda number: taken[number] - exact[number])
         for number in rest[: size - sum(taken)]:
             taken[number] += 1

@@ -21,13 +21,12 @@ import xxhash
 
 from featcache._cached import cached_property
 from featcache.errors import StateError
-from featcache.format.columns import ends_of
-from featcache.format.index import Hashes
+from featcache.format import Hashes, ends_of
 from featcache.interface import Ints
 from featcache.tables.columns import mixed
 
 VERSION = 1
-FEW = 4096
+_FEW = 4096
 ROUNDS = 6
 AT_ONCE = 1 << 15  # places, whose arrays stay within a processor's cache
 
@@ -79,7 +78,7 @@ class Order:
         """
         if self._key is None:
             return places
-        if self._count <= FEW:
+        if self._count <= _FEW:
             return self._piece(0)[places]
         return self._many(places.astype(np.uint64))
 
@@ -88,7 +87,7 @@ class Order:
         if found != number:
             begin = number * AT_ONCE
             places = np.arange(begin, min(begin + AT_ONCE, self._count), dtype=np.uint64)
-            piece = self._few(places) if self._count <= FEW else self._many(places)
+            piece = self._few(places) if self._count <= _FEW else self._many(places)
             self._last = number, piece
         return piece
 
@@ -122,12 +121,12 @@ class Order:
 
 def orders(counts: Ints, keys: Sequence[int]) -> Iterator[Ints]:
     """Yield `Order(count, key)[:]` of each: the bits of all that are few are drawn at once."""
-    few = np.where(counts <= FEW, counts, 0)
+    few = np.where(counts <= _FEW, counts, 0)
     ends = ends_of(few)
     places = np.arange(ends[-1]) - np.repeat(ends[:-1], few)
     bits = mixed(places.astype(np.uint64), np.repeat(np.array(keys, np.uint64), few))
     for count, key, begin, end in zip(counts.tolist(), keys, ends[:-1], ends[1:], strict=True):
-        yield bits[begin:end].argsort() if count <= FEW else Order(count, key)[:]
+        yield bits[begin:end].argsort() if count <= _FEW else Order(count, key)[:]
 
 
 def check_version(state: Mapping[str, object]) -> None:

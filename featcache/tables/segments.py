@@ -15,11 +15,21 @@ import numpy as np
 from featcache._cached import cached_property
 from featcache.declaration import Seconds64
 from featcache.errors import ConfigError, DuplicateIdError, FeatureError, WindowError
-from featcache.format.annotation_columns import Column
-from featcache.format.annotations import NONE, Values, check_annotations, kinds_of
-from featcache.format.columns import KEEP, Strings, are_equal, ends_of
-from featcache.format.files import check_id, digest
-from featcache.format.index import Hashes, hash_of
+from featcache.format import (
+    KEEP,
+    NONE,
+    Column,
+    Hashes,
+    Strings,
+    Values,
+    are_equal,
+    check_annotations,
+    check_id,
+    digest,
+    ends_of,
+    hash_of,
+    kinds_of,
+)
 from featcache.interface import Ints
 from featcache.tables.blocks import RowMap
 from featcache.tables.times import Alignment, RecordingTimes, Spans

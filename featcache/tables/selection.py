@@ -19,14 +19,9 @@ from featcache._cached import cached_property
 from featcache._checks import are_listed, listed_ids
 from featcache._recycled import RECYCLED
 from featcache.errors import ConfigError, KeyNotFoundError, RowError
-from featcache.format.annotation_columns import Column
-from featcache.format.columns import Strings
-from featcache.format.files import digest, from_storage
-from featcache.format.index import Hashes
-from featcache.interface import Bytes, Ints
-from featcache.reading.containers import Wanted
-from featcache.reading.feature_arrays import FeatureArrays, memory_for
-from featcache.reading.generation import Generation
+from featcache.format import Column, Hashes, Strings, digest, from_storage
+from featcache.interface import Array, Bytes, Ints
+from featcache.reading import FeatureArrays, Generation, Wanted, memory_for
 from featcache.registry import is_lossless
 from featcache.stats import FeatureStats
 from featcache.tables.blocks import Block, BlockMember, RowMap, TableBlocks
@@ -527,11 +522,11 @@ def _read(
     frame_bytes = arrays.dtype.itemsize * math.prod(arrays.dims)
     parts = [FeatureStats.empty(arrays.dims)]
     for some in pieces(lengths * frame_bytes, AT_ONCE_BYTES):
-        parts.append(FeatureStats.of(frames_of(arrays, rows[some], starts[some], lengths[some])))
+        parts.append(FeatureStats.of(cut_frames(arrays, rows[some], starts[some], lengths[some])))
     return reduce(FeatureStats.merge, parts), int(lengths.sum()) * frame_bytes
 
 
-def frames_of(arrays: FeatureArrays, rows: Ints, starts: Ints, lengths: Ints) -> NDArray[Any]:
+def cut_frames(arrays: FeatureArrays, rows: Ints, starts: Ints, lengths: Ints) -> Array:
     """Return the frames of rows one after the other, (frames, *dims), in the declared dtype."""
     sizes = lengths * (arrays.dtype.itemsize * math.prod(arrays.dims))
     for row in rows.tolist():

@@ -18,7 +18,7 @@ from featcache._checks import whole_number
 from featcache.declaration import DeclaredFeature
 from featcache.errors import ConfigError, FeatcacheError, MissingDependencyError, counted
 from featcache.interface import Ints
-from featcache.reading.generation import Generation
+from featcache.reading import Generation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +54,7 @@ def shortened(text: str, most: int = 60) -> str:
 # What a table holds, as far as it is known without a long read.
 
 MOST_COUNTED = 1_000_000  # rows whose lengths are added up, or drawn
-FEW = 3  # features that a line names
+_FEW = 3  # features that a line names
 MANY = 20  # and a table
 
 
@@ -121,7 +121,7 @@ def features_line(table: FeatureTable) -> str:
     """Return shape, dtype and backend of the features, the first of many."""
     told = [
         f"{name} {shape_of(table, name)} {table.dtype(name)} {_declared(table, name)['backend']}"
-        for name in table.features[:FEW]
+        for name in table.features[:_FEW]
     ]
     more = len(table.features) - len(told)
     return ", ".join([*told, f"and {more} more"] if more else told)

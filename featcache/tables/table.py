@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from featcache._checks import directory, listed_ids
 from featcache.declaration import FEW_FRAMES
 from featcache.errors import CacheError, ConfigError
-from featcache.format.annotation_columns import Column
+from featcache.format import Column
 from featcache.interface import Bytes, Ints
-from featcache.reading.opening import CachePath, Expectation, check_complete, open_generation
+from featcache.reading import CachePath, Expectation, check_complete, open_generation
 from featcache.registry import get_toolkit
 from featcache.stats import FeatureStats
 from featcache.tables.columns import (

@@ -15,7 +15,7 @@ import numpy as np
 
 from featcache._tensors import ArrayLike
 from featcache.declaration import DTYPES, FeatureStorageConfig
-from featcache.format.files import from_storage
+from featcache.format import from_storage
 from featcache.interface import Array, EncodedArray, FeatureSpec, storage_dtype
 from featcache.registry import RAW, get_codec
 from featcache.store import Cache

@@ -27,7 +27,7 @@ import pytest
 import featcache
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CacheError, MissingDependencyError
-from featcache.format.files import from_storage
+from featcache.format import from_storage
 from featcache.interface import Array
 from featcache.registry import RAW
 from featcache.store import Cache

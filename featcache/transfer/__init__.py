@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from featcache._checks import directory
 from featcache.errors import CacheError, NotACacheError
-from featcache.format.files import explained
-from featcache.reading.opening import CachePath
+from featcache.format import explained
+from featcache.reading import CachePath
 from featcache.remote import DEFAULT, RemoteOptions, RemotePlace, requests_to
 from featcache.transfer.to_disk import Pull
 from featcache.transfer.to_store import (

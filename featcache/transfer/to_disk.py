@@ -25,35 +25,43 @@ from featcache._progress import bar
 from featcache.container_files import sync_directory, sync_file, write_durably
 from featcache.container_files.lock import WriterLock
 from featcache.errors import CacheError, CorruptCacheError, RemoteError
-from featcache.format.feature_sets import last_edits, set_prefix, write_outer
-from featcache.format.files import (
-    NOT_AS_WRITTEN,
-    Name,
-    check_own_directory,
-    digest,
-    make_directory,
-    read_as,
-    within,
-)
-from featcache.format.manifest import (
+from featcache.format import (
     KEY,
     MANIFESTS,
     NAME,
     NEXT,
+    NOT_AS_WRITTEN,
     OWN,
     PARTS,
     SETS,
     Manifest,
+    Name,
+    check_own_directory,
+    digest,
+    last_edits,
+    make_directory,
     manifest_file,
+    part_directories,
+    read_as,
     read_manifest,
+    read_part,
+    remove_part,
     role_of,
+    sealed_parts,
+    set_prefix,
     settle,
+    within,
+    write_outer,
 )
-from featcache.format.part import part_directories, read_part, remove_part, sealed_parts
-from featcache.reading.containers import Containers
-from featcache.reading.generation import Generation
-from featcache.reading.opening import damage_of
-from featcache.reading.verify import ContainerPages, Damage, page_damage, raise_damage
+from featcache.reading import (
+    ContainerPages,
+    Containers,
+    Damage,
+    Generation,
+    damage_of,
+    page_damage,
+    raise_damage,
+)
 from featcache.remote import PIECE_BYTES, Requests
 from featcache.transfer.to_store import (
     StoredManifest,

@@ -24,40 +24,37 @@ from featcache._progress import bar
 from featcache.container_files import write_durably
 from featcache.container_files.lock import FILES as LOCK_FILES
 from featcache.errors import CacheError, CorruptCacheError
-from featcache.format.feature_sets import (
-    PUSHED,
-    last_edits,
-    pushed_file,
-    pushed_sets,
-    set_directories,
-    set_names,
-    set_prefix,
-)
-from featcache.format.files import (
+from featcache.format import (
+    FORMAT_VERSION,
+    NAME,
     NOT_AS_WRITTEN,
+    OWN,
+    PARTS,
+    PUSHED,
+    SETS,
+    Manifest,
+    container_digest,
+    in_force,
+    last_edits,
+    manifest_file,
     natural,
     newer,
     open_there,
     pack_for_readers,
+    pages_of,
+    pushed_file,
+    pushed_sets,
     read_as,
+    read_content,
+    read_manifest,
     remedy,
+    set_directories,
+    set_names,
+    set_prefix,
     unpack_json,
     within,
 )
-from featcache.format.index import container_digest, pages_of
-from featcache.format.manifest import (
-    FORMAT_VERSION,
-    NAME,
-    OWN,
-    PARTS,
-    SETS,
-    Manifest,
-    in_force,
-    manifest_file,
-    read_content,
-    read_manifest,
-)
-from featcache.reading.generation import Generation
+from featcache.reading import Generation
 from featcache.remote import PIECE_BYTES, PIECES_AT_ONCE, RemoteOptions, Requests
 
 PUSHED_LISTS = "work-pushed"  # the lists: in a store a directory, in a cache a file, `.json`

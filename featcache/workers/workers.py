@@ -28,7 +28,7 @@ from typing import (
 )
 
 from featcache._closing import close_after, closed_after
-from featcache._interval import Interval
+from featcache._progress import Interval
 from featcache.errors import FeatcacheError, IncompleteError
 from featcache.workers.attempts import TaskTakenError, revoke
 from featcache.workers.client import WANTED, get_client, names_of, replace_workers

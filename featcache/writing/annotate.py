@@ -25,7 +25,7 @@ from featcache.format.annotation_columns import (
     stored_kinds,
 )
 from featcache.format.annotations import (
-    MOST_BYTES,
+    MOST_OF_ONE,
     Value,
     check_annotations,
     check_name,
@@ -324,7 +324,7 @@ class GivenAnnotations:
     def _kinds_with(self, found: Mapping[str, Given]) -> dict[str, str] | None:
         """Return the kinds with those of plain values; None for what must be looked at singly."""
         kinds = dict(self.kinds)
-        if sum(most_bytes(name, each.values) for name, each in found.items()) > MOST_BYTES:
+        if sum(most_bytes(name, each.values) for name, each in found.items()) > MOST_OF_ONE:
             return None
         for name, each in found.items():
             try:

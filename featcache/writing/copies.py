@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from featcache._interval import Interval
+from featcache._progress import Interval
 from featcache.container_files import EncodedArrays, Piece, cut
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CorruptCacheError

@@ -208,7 +208,7 @@ def _int64(values: Ints) -> bytes:
 # Sealing a part: its finished files get an index, and `part.json` names that.
 
 
-_NO_CONTAINERS = (journal.NAME, lock.NAME, lock.SOFT_NAME, lock.HOLDER, COLUMNS, SEAL)
+_NO_CONTAINERS = (journal.JOURNAL, lock.NAME, lock.SOFT_NAME, lock.HOLDER, COLUMNS, SEAL)
 
 
 def seal_directory(
@@ -225,7 +225,7 @@ def seal_directory(
     are known; those of other files are read.
     """
     directory = cache / PARTS / name
-    if not (directory / journal.NAME).exists():
+    if not (directory / journal.JOURNAL).exists():
         raise CacheError(
             f"part {str(directory)!r} was taken over by another writer while this one was at work; "
             "see that one writer at a time works, and run the same again"
@@ -233,7 +233,7 @@ def seal_directory(
     (directory / COLUMNS).unlink(missing_ok=True)  # of one who died here before
     remove_unfinished(directory)
     sealed = write_seal(cache, name, header, len(rows), _columns(directory, rows, stats, pages))
-    (directory / journal.NAME).unlink(missing_ok=True)
+    (directory / journal.JOURNAL).unlink(missing_ok=True)
     return sealed
 
 

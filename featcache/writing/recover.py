@@ -249,7 +249,7 @@ def _recover_committed(dead: DeadPart, features: Declarations, in_place: bool) -
 
 def _finish_seal(directory: Path) -> None:
     """Do what comes after the seal, where the writer failed or died just before that."""
-    journal = directory / journals.NAME
+    journal = directory / journals.JOURNAL
     if journal.exists():
         remove_unfinished(directory)
         sync_directory(directory)  # or a power cut might take the seal, and not the journal

@@ -25,7 +25,7 @@ from featcache.errors import (
     KeyNotFoundError,
     StaleCacheError,
 )
-from featcache.format.manifest import read_manifest
+from featcache.format import read_manifest
 
 FEATS = FeatureStorageConfig("feats")
 MADE_FROM = {"adopted": "npy"}
@@ -333,7 +333,7 @@ def test_a_version_is_not_collected(cache: Cache) -> None:
 
 
 def test_a_part_that_says_it_is_adopted_needs_times(tmp_path: Path, cache: Cache) -> None:
-    from featcache.format.manifest import write_manifest
+    from featcache.format import write_manifest
 
     manifest = read_manifest(cache.path)
     with CacheWriter(tmp_path / "own", [FEATS]) as writer:

@@ -12,8 +12,8 @@ import pytest
 from featcache import FeatureStorageConfig
 from featcache.errors import CorruptCacheError
 from featcache.testing.promises import decode_damaged
-from featcache_backends._zarr_codecs import BloscCodec, ZstdCodec
 from featcache_backends.lilcom import LilcomCodec
+from featcache_backends.zarr import BloscCodec, ZstdCodec
 
 COUNT = int(os.environ.get("FEATCACHE_DAMAGED_BLOCKS", "2000"))  # with each of the options
 

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 
 from featcache.container_files import PAGE_BYTES
 from featcache.interface import Extent, FeatureSpec
-from featcache_backends._hdf5_pages import PagePieces
-from featcache_backends.hdf5 import GzipCodec, Hdf5Backend, Hdf5Writer
+from featcache_backends.hdf5 import GzipCodec, Hdf5Backend, Hdf5Writer, PagePieces
 
 GZIP = FeatureSpec("fbank", "float32", (80,), codec=GzipCodec())
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import featcache
 from featcache import FeatureStorageConfig
 from featcache.errors import CorruptCacheError, FeatureError
-from featcache_backends._int8 import Int8Codec
+from featcache_backends.memmap import Int8Codec
 
 F4 = np.dtype("<f4")
 INT8 = FeatureStorageConfig("fbank", codec="int8")

@@ -10,11 +10,10 @@ import pytest
 
 from featcache.errors import FeatureError
 from featcache.interface import ChecksArrays, EncodedArray, FeatureSpec
-from featcache_backends._zarr_codecs import BloscCodec
 from featcache_backends.hdf5 import GzipCodec, Hdf5Backend
 from featcache_backends.memmap import MemmapBackend
 from featcache_backends.webdataset import WebDatasetBackend
-from featcache_backends.zarr import ZarrBackend
+from featcache_backends.zarr import BloscCodec, ZarrBackend
 
 ONE = EncodedArray(1, (b"\1",))
 FEATURE = FeatureSpec("f", "uint8", ())

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 
 from featcache.errors import ConfigError, MissingDependencyError
 from featcache.interface import Array, Codec, FeatureSpec, SupportsBlocks, storage_dtype
-from featcache_backends import _zarr_codecs
-from featcache_backends._zarr_codecs import BloscCodec, ZstdCodec
-from featcache_backends.zarr import ZarrBackend
+from featcache_backends import zarr as backend
+from featcache_backends.zarr import BloscCodec, ZarrBackend, ZstdCodec
 
 CODECS = (
     ZstdCodec(),
@@ -80,7 +79,7 @@ def test_zarr_itself_would_write_the_same_bytes(codec: ZstdCodec | BloscCodec, d
 def test_blosc_gives_the_same_bytes_each_time_also_without_zarr() -> None:
     code = """if True:
         import numpy as np
-        from featcache_backends._zarr_codecs import BloscCodec
+        from featcache_backends.zarr import BloscCodec
         block = np.random.default_rng(0).normal(size=(4000, 80)).astype("f4")
         codec = BloscCodec(cname="zstd")
         print(len({codec.encode(block) for _ in range(50)}))
@@ -101,7 +100,7 @@ def test_a_missing_library_is_named_with_its_remedy(
 ) -> None:
     for module in ("google_crc32c", "numcodecs", "numcodecs.zstd"):
         monkeypatch.setitem(sys.modules, module, None)
-    _zarr_codecs._numcodecs.cache_clear()  # as in a process that has used no codec yet
+    backend._numcodecs.cache_clear()  # as in a process that has used no codec yet
     remedy = r"; try: pip install 'featcache\[zarr\]'"
     with pytest.raises(
         MissingDependencyError, match="backend 'zarr' needs 'google_crc32c'" + remedy
@@ -171,7 +170,7 @@ def test_blosc_starts_no_threads_to_read() -> None:
     code = """if True:
         import threading, numpy as np
         from pathlib import Path
-        from featcache_backends._zarr_codecs import BloscCodec
+        from featcache_backends.zarr import BloscCodec
         import numcodecs.blosc as blosc
         block = np.arange(1 << 20, dtype="i8")
         blosc.use_threads = False

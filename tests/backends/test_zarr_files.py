@@ -17,8 +17,7 @@ import zarr
 from hypothesis import example, given, settings
 
 from featcache.interface import Array, Codec, EncodedArray, Extent, FeatureSpec
-from featcache_backends._zarr_codecs import BloscCodec, ZstdCodec
-from featcache_backends.zarr import ZarrBackend
+from featcache_backends.zarr import BloscCodec, ZarrBackend, ZstdCodec
 
 SMALL = ZarrBackend(chunk_bytes=64, shard_bytes=256)
 DTYPES = ["float16", "float32", "float64", "bfloat16", "bool"]

@@ -13,7 +13,7 @@ from parallel_helpers import ONE_WORKER
 
 import featcache
 from featcache import FeatureStorage, FeatureStorageConfig, unpad
-from featcache.format.manifest import read_manifest
+from featcache.format import read_manifest
 
 OLD = [FeatureStorageConfig("ssl"), FeatureStorageConfig("units", dtype="int64")]
 ENERGY = FeatureStorageConfig("energy")

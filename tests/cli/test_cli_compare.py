@@ -14,7 +14,7 @@ from command_runs import stored as stored
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.reading.verify import DamagedArray, PageDamage
+from featcache.reading import DamagedArray, PageDamage
 
 
 def test_a_whole_cache_is_whole(stored: Path) -> None:

@@ -153,7 +153,7 @@ def test_what_is_pending_may_be_hidden(stored: Path, monkeypatch: pytest.MonkeyP
     def refused(*_: object) -> object:
         raise PermissionError(13, "Permission denied", str(stored / "parts"))
 
-    monkeypatch.setattr("featcache.reading.unpublished.pending_of", refused)
+    monkeypatch.setattr("featcache.reading.pending_of", refused)
     found = run("ls", stored)
     assert (found.code, len(found.out.splitlines())) == (0, 31)
     assert f"{str(stored / 'parts')!r}: permission denied" in found.err

@@ -19,7 +19,7 @@ from command_runs import stored as stored
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.format.files import program
+from featcache.format import program
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:
 
 SLOW = """
 import sys, time
-import featcache.reading.opening
+import featcache.reading
 from featcache.cli import main
 
 def damage_of(*args, **kwargs):
@@ -96,7 +96,7 @@ def damage_of(*args, **kwargs):
     time.sleep(60)
     yield ""
 
-featcache.reading.opening.damage_of = damage_of
+featcache.reading.damage_of = damage_of
 main(sys.argv[1:], prog_name="featcache")
 """
 

@@ -24,8 +24,7 @@ from store_helpers import Arrays, id_of
 
 import featcache
 from featcache.errors import FeatcacheError, NotACacheError
-from featcache.format.manifest import read_building_file
-from featcache.format.part import list_parts
+from featcache.format import list_parts, read_building_file
 from featcache.store import open_features
 from featcache.testing.contract import traces_in
 

@@ -13,7 +13,7 @@ from store_helpers import Arrays, arrays_of, id_of
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import NotACacheError
-from featcache.format.index import Stamps
+from featcache.format import Stamps
 from featcache.store import open_features
 from featcache.writing.part_writer import PartWriter
 

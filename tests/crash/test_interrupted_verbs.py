@@ -16,7 +16,7 @@ from sharing_helpers import ROUNDS
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import ClosedError, KeyNotFoundError
-from featcache.format.index import Stamps
+from featcache.format import Stamps
 
 FEATURES = [FeatureStorageConfig("fbank")]
 Verb = Callable[[CacheWriter], object]

@@ -17,7 +17,7 @@ from staging_helpers import FEATURES, arrays_of, check
 import featcache
 from featcache import CacheWriter
 from featcache._recycled import RecycledMemory
-from featcache.format.part import checksums
+from featcache.format import checksums
 from featcache.writing import queue
 from featcache.writing.arrays import CheckedUtterances, check_one, pieces_of
 

@@ -8,7 +8,7 @@ import numpy as np
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.format.index import Stamps
+from featcache.format import Stamps
 
 FINGERPRINT = {"model": "wavlm", "layer": 9}
 FAILED = ["utt-broken"]

@@ -26,7 +26,7 @@ import featcache
 from featcache import CacheWriter
 from featcache.errors import ComputeError, ConfigError, StaleCacheError
 from featcache.extraction.checking import read_probe
-from featcache.format.manifest import read_manifest
+from featcache.format import read_manifest
 from featcache.writing import queue
 from featcache.writing.part_writer import PartWriter
 

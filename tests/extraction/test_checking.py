@@ -19,7 +19,7 @@ from featcache import FeatureStorage, FeatureStorageConfig, unpad
 from featcache.errors import ComputeError, ConfigError, NotACacheError, StaleCacheError
 from featcache.extraction.checking import read_probe
 from featcache.extraction.computation import DatasetBatches, Loading
-from featcache.format.manifest import read_manifest
+from featcache.format import read_manifest
 
 
 class Gained(Recipe):

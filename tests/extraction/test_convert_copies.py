@@ -14,7 +14,7 @@ import featcache
 from featcache import FeatureStorageConfig
 from featcache.container_files import Extents, append_many
 from featcache.errors import CorruptCacheError
-from featcache.format.part import SealedPart
+from featcache.format import SealedPart
 from featcache.writing import copies, open_part, part_writer
 from featcache.writing.open_part import OpenPart
 

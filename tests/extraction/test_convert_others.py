@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 import featcache
 from featcache import Cache, FeatureStorageConfig
-from featcache.adoption.libraries import unpacked as unpacking
 from featcache.errors import AdoptionError, CorruptCacheError, FeatureError
+from featcache.extraction import foreign_rows as unpacking
 from featcache.extraction.foreign_rows import LibraryRows, opened_source
 from featcache.workers.pickling import pack, unpack
 

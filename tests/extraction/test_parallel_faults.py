@@ -23,7 +23,7 @@ from places import TESTS
 import featcache
 from featcache.errors import CacheLockedError, ComputeError, ConfigError, IncompleteError
 from featcache.extraction import on_workers
-from featcache.format.part import committed
+from featcache.format import committed
 
 IDS = Numbers(200).ids
 DRIVER = """

@@ -36,10 +36,7 @@ from featcache.extraction.computation import wanted_batches
 from featcache.extraction.datasets import IdNumbers
 from featcache.extraction.on_workers import RunSettings, TaskRunner, _some_of
 from featcache.extraction.run import check_lengths, cut, digest_of, longest_first
-from featcache.format import part
-from featcache.format.journal import Journal, read_journal
-from featcache.format.manifest import PARTS
-from featcache.format.part import COLUMNS
+from featcache.format import COLUMNS, PARTS, Journal, part, read_journal
 from featcache.interface import Ints
 from featcache.samplers import Batches
 from featcache.writing import part_writer

@@ -24,7 +24,7 @@ from places import TESTS
 from store_helpers import free_space
 
 from featcache.errors import ComputeError, IncompleteError, StorageFullError
-from featcache.format.part import committed
+from featcache.format import committed
 from featcache.workers import get_client, workers
 
 DRIVER = """

@@ -14,7 +14,7 @@ from featcache import FeatureStorageConfig, StaleCacheError
 from featcache.extraction import process_part
 from featcache.extraction.on_workers import RunSettings, TaskRunner
 from featcache.extraction.run import digest_of
-from featcache.format.part import committed_builds
+from featcache.format import committed_builds
 from featcache.samplers import Batches
 from featcache.staleness.provenance import provenance
 from featcache.staleness.watch import Watch

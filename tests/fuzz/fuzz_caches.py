@@ -21,9 +21,15 @@ from store_helpers import FINGERPRINT, id_of
 import featcache
 from featcache import CacheWriter
 from featcache.errors import FeatcacheError
-from featcache.format.feature_sets import stored_sets, write_outer
-from featcache.format.index import Stamps
-from featcache.format.manifest import NEXT, read_building_file, set_name, write_manifest
+from featcache.format import (
+    NEXT,
+    Stamps,
+    read_building_file,
+    set_name,
+    stored_sets,
+    write_manifest,
+    write_outer,
+)
 
 BOTH = range(8)  # published, in two parts
 KNOWN = "spk1/utt-1"

@@ -14,8 +14,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from featcache.errors import CorruptCacheError
-from featcache.format import columns, journal
-from featcache.format.files import digest, unpack_json
+from featcache.format import columns, digest, journal, unpack_json
 
 Columns = dict[str, NDArray[Any]]
 UNSEALED = re.compile(r"(^|/)(writer\.(lock|json)|work-[^/]*|README\.txt)$")  # no digest has them

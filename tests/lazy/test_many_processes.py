@@ -22,10 +22,9 @@ from featcache import FeatureStorageConfig
 from featcache.container_files.lock import NAME as LOCK
 from featcache.container_files.lock import WriterLock
 from featcache.declaration import by_name
-from featcache.format.journal import NAME as JOURNAL
-from featcache.format.manifest import read_manifest
+from featcache.format import JOURNAL, read_manifest
 from featcache.lazy import share
-from featcache.reading.unpublished import Unpublished
+from featcache.reading import Unpublished
 
 HERE = Path(__file__).parent
 EPOCH = """

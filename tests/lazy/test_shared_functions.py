@@ -25,7 +25,7 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.container_files.lock import WriterLock
 from featcache.errors import CacheLockedError, KeyNotFoundError, NotACacheError
-from featcache.format.manifest import read_manifest
+from featcache.format import read_manifest
 from featcache.lazy import share
 from featcache.lazy.share import Share
 from featcache.lazy.through import ReadThrough, ReadThroughDataset

@@ -22,7 +22,7 @@ from range_server import Fault, Handler, RangeServer, serving
 import featcache
 from featcache import CacheWriter, FeatureLoader, FeatureStorageConfig, errors
 from featcache.errors import CacheError, ClosedError, ConfigError, CorruptCacheError, RemoteError
-from featcache.reading.shell import RemoteCache
+from featcache.reading import RemoteCache
 from featcache.remote import RemoteOptions, RemotePlace, files, pages, requests_to
 from featcache.samplers import BucketBatchSampler
 

@@ -20,8 +20,7 @@ from range_server import Handler, RangeServer, serving
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
-from featcache.format.files import FileSize, digest
-from featcache.format.manifest import read_manifest, write_manifest
+from featcache.format import FileSize, digest, read_manifest, write_manifest
 from featcache.reading import shell as reading_shell
 from featcache.remote import RemoteOptions, files, requests_to
 

@@ -11,7 +11,7 @@ from range_server import Handler, RangeServer, serving
 from transfer_helpers import values, write
 
 import featcache
-from featcache.reading.shell import RemoteCache
+from featcache.reading import RemoteCache
 from featcache.remote import RemoteOptions, RemotePlace, requests_to
 
 pytest.importorskip("obstore")

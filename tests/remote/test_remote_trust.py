@@ -25,8 +25,7 @@ import featcache
 from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig, inspect
 from featcache.cli import main
 from featcache.errors import ConfigError, CorruptCacheError, FeatcacheError
-from featcache.format.columns import Strings
-from featcache.format.files import pack_json, unpack_json
+from featcache.format import Strings, pack_json, unpack_json
 from featcache.remote import RemoteOptions, RemotePlace, requests_to
 from featcache.transfer import push
 

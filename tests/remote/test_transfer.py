@@ -22,8 +22,7 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.cli import main
 from featcache.errors import CacheError, CorruptCacheError, NotACacheError
-from featcache.format.files import pack_json, unpack_json
-from featcache.format.manifest import read_manifest
+from featcache.format import pack_json, read_manifest, unpack_json
 from featcache.remote import RemoteOptions, Requests
 from featcache.transfer import pull, push, sync, to_disk
 

@@ -14,8 +14,7 @@ from s3_server import obstore, store_of
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.format.feature_sets import every_directory
-from featcache.format.manifest import read_manifest
+from featcache.format import every_directory, read_manifest
 from featcache.remote import RemoteOptions
 from featcache.transfer import Transfer, pull, push
 from featcache.transfer.to_store import note_history

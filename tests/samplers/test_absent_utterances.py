@@ -9,7 +9,7 @@ from store_helpers import id_of, make_cache
 
 import featcache
 from featcache.espnet.shapes import PackedStrings, utterances_of
-from featcache.format.index import Index
+from featcache.format import Index
 
 
 def test_absent_utterances_cost_no_search_for_near_ids(

@@ -15,7 +15,7 @@ import featcache
 from featcache.samplers import BucketBatchSampler, ShuffledBatchSampler
 from featcache.samplers.epoch import EpochSampler
 from featcache.samplers.shuffled import PlainBatchSampler
-from featcache.tables.order import VERSION, Order, drawn, orders
+from featcache.tables import VERSION, Order, drawn, orders
 
 LENGTHS = np.arange(1, 41) * 37 % 41 + 10
 

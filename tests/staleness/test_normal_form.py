@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from featcache.format.files import digest
+from featcache.format import digest
 from featcache.staleness.code import tree_digest
 
 # by Python 3.11, 3.12, 3.13 and 3.14

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from featcache.format.fingerprint import canonical, differences
+from featcache.format import canonical, differences
 from featcache.staleness.provenance import Provenance, provenance
 
 SOURCE = '''

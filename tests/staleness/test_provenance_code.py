@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from featcache.format.fingerprint import canonical, differences
+from featcache.format import canonical, differences
 from featcache.staleness import modules as described
 from featcache.staleness.code import code_of
 from featcache.staleness.follow import Follower

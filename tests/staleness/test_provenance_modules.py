@@ -15,7 +15,7 @@ import torch
 
 import featcache
 from featcache.errors import ConfigError
-from featcache.format.fingerprint import differences
+from featcache.format import differences
 from featcache.staleness.provenance import provenance
 from featcache.staleness.witnesses import changes, witnesses
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from featcache.format.fingerprint import differences
+from featcache.format import differences
 from featcache.staleness.provenance import provenance
 
 WAVES = torch.linspace(-1, 1, 4000).reshape(2, 2000)

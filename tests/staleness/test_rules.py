@@ -19,7 +19,7 @@ from rules_examples import EXAMPLES, SCALE, kept
 
 import featcache
 from featcache.errors import StaleCacheError
-from featcache.format.fingerprint import RULES, canonical
+from featcache.format import RULES, canonical
 from featcache.inspect import provenance
 from featcache.staleness.provenance import VERSION, Provenance
 

@@ -35,7 +35,7 @@ from featcache.errors import (
     NotACacheError,
     StaleCacheError,
 )
-from featcache.format.manifest import NAME, read_manifest
+from featcache.format import NAME, read_manifest
 from featcache.writing.part_writer import PartWriter
 
 PITCH = FeatureStorageConfig("pitch", backend="hdf5", stats=False)

@@ -17,7 +17,7 @@ from store_helpers import FINGERPRINT, id_of, make_cache, two_features
 
 import featcache
 from featcache import Cache, CacheWriter
-from featcache.format.manifest import NEXT
+from featcache.format import NEXT
 from featcache.store import open_features
 from featcache.testing.contract import traces_in
 

@@ -19,7 +19,7 @@ from featcache.errors import (
     KeyNotFoundError,
     UnknownNameError,
 )
-from featcache.format.manifest import read_manifest
+from featcache.format import read_manifest
 from featcache.testing.contract import traces_in
 
 

@@ -15,10 +15,15 @@ from store_helpers import FINGERPRINT, id_of, make_cache, two_features, write
 import featcache
 from featcache import CacheWriter
 from featcache.errors import NotACacheError
-from featcache.format.feature_sets import set_directories, set_names
-from featcache.format.index import Stamps
-from featcache.format.manifest import index_file, manifest_file, read_manifest
-from featcache.format.part import list_parts
+from featcache.format import (
+    Stamps,
+    index_file,
+    list_parts,
+    manifest_file,
+    read_manifest,
+    set_directories,
+    set_names,
+)
 
 FEW = range(6)
 

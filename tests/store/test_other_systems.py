@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from places import TESTS
 
-from featcache.format.files import within
+from featcache.format import within
 
 MACOS = ("preadv", "posix_fadvise", "memfd_create", "RWF_NOWAIT")
 WINDOWS = (

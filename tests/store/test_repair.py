@@ -18,9 +18,7 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.container_files import PAGE_BYTES, read_at
 from featcache.errors import CacheError, CacheLockedError, CorruptCacheError
-from featcache.format.columns import ColumnFile
-from featcache.format.index import Stamps
-from featcache.format.manifest import manifest_file, read_manifest
+from featcache.format import ColumnFile, Stamps, manifest_file, read_manifest
 from featcache.store import repair
 from featcache.writing.part_writer import PartWriter
 

@@ -26,7 +26,7 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import NotACacheError
-from featcache.format.manifest import index_file, read_manifest
+from featcache.format import index_file, read_manifest
 
 OTHER: dict[str, object] = {"model": "hubert"}
 ALL = range(9)

@@ -14,7 +14,7 @@ from store_helpers import check_cache, make_cache, two_features
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CorruptCacheError, NotACacheError
-from featcache.format.files import pack_json, unpack_json
+from featcache.format import pack_json, unpack_json
 
 
 def test_a_path_that_does_not_exist_is_named(tmp_path: Path) -> None:

@@ -27,8 +27,7 @@ from store_helpers import Arrays, assert_holds, two_features
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, DuplicateIdError, FeatureError
-from featcache.format.index import Stamps
-from featcache.format.manifest import read_building_file
+from featcache.format import Stamps, read_building_file
 from featcache.testing.contract import traces_in
 from featcache.writing import part_writer, queue
 from featcache.writing.part_writer import PartWriter

@@ -17,7 +17,8 @@ from test_feature_table import write_one
 import featcache
 from featcache import FeatureStorageConfig, FeatureTable
 from featcache.errors import ConfigError, KeyNotFoundError
-from featcache.tables.columns import _assigned, _whole_sizes, drawn_parts, mixed
+from featcache.tables import drawn_parts, mixed
+from featcache.tables.columns import _assigned, _whole_sizes
 
 
 @pytest.fixture(scope="module")

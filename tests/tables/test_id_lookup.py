@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featcache.format.columns import Strings
-from featcache.format.index import Hashes
-from featcache.tables import segments
-from featcache.tables.segments import IdLookup
+from featcache.format import Hashes, Strings
+from featcache.tables import IdLookup, segments
 
 IDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 

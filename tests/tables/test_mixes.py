@@ -16,7 +16,7 @@ from store_helpers import id_of, make_cache
 import featcache
 from featcache import FeatureTable, GlobalMVN
 from featcache.errors import ConfigError, KeyNotFoundError
-from featcache.tables.mixes import EvenSource, MixPlan, MixSource, WeightedSource
+from featcache.tables import EvenSource, MixPlan, MixSource, WeightedSource
 
 COUNTS = {"a": 40, "b": 25, "c": 7}
 

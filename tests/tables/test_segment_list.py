@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from featcache.errors import ConfigError, DuplicateIdError
-from featcache.tables.segments import SegmentList
+from featcache.tables import SegmentList
 
 HEADER = "id,recording,start_s,stop_s\n"
 

@@ -16,12 +16,9 @@ from store_helpers import make_cache, oracle
 import featcache
 from featcache import CacheWriter, FeatureStats, FeatureStorageConfig, FeatureTable
 from featcache.errors import KeyNotFoundError
-from featcache.format.columns import Strings
-from featcache.reading.feature_arrays import FeatureArrays
-from featcache.tables import selection
-from featcache.tables.blocks import RowMap
-from featcache.tables.segments import Cuts
-from featcache.tables.selection import Selection
+from featcache.format import Strings
+from featcache.reading import FeatureArrays
+from featcache.tables import Cuts, RowMap, Selection, selection
 
 
 def write(path: Path, arrays: dict[str, Any], **settings: Any) -> FeatureTable:

@@ -18,11 +18,8 @@ from test_feature_table import write_one
 import featcache
 from featcache import FeatureStorageConfig, FeatureTable
 from featcache.errors import ConfigError, KeyNotFoundError, RowError, StaleCacheError
-from featcache.format import columns
-from featcache.format.columns import SharedArray, Strings
-from featcache.tables.blocks import RowMap
-from featcache.tables.segments import Cuts
-from featcache.tables.selection import Selection
+from featcache.format import SharedArray, Strings, columns
+from featcache.tables import Cuts, RowMap, Selection
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
 from featcache.adoptable import COPY, Found, Options, Place, Readable, frames_first
 from featcache.adoptable.names import EACH
 from featcache.adoption.libraries.named_arrays import Arranged, Content
 from featcache.adoption.libraries.payloads import LOAD_IT, LoadedArrays, NpzFile, payload, told
 from featcache.errors import AdoptionError, MissingDependencyError
+from featcache.interface import Array
 
 DATA = "data.mdb"
 SUFFIXES = (".mdb", ".lmdb")
@@ -67,7 +66,7 @@ class LmdbStore:
             if options.pattern is None:
                 arranged.refuse_features(place.name)
 
-            def read(number: int) -> dict[str, NDArray[Any]]:
+            def read(number: int) -> dict[str, Array]:
                 found = {}
                 for name, places in arranged.features.items():
                     each = places[number]

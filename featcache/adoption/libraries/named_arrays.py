@@ -16,7 +16,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.adoptable import (
     CONVERT,
@@ -49,11 +48,12 @@ from featcache.adoptable.names import EACH, Names, refuse_features
 from featcache.adoptable.placed_arrays import ArrayColumns, PlacedArray
 from featcache.adoption.place import GatheredValues
 from featcache.errors import AdoptionError
+from featcache.interface import Array
 
 UNNAMED = frozenset({"", "arr_0"})  # keys of the only array of a file, which no one chose
 LOOK_AT = 64  # files, to recognise a folder
 OPEN_FILES = 8
-NO_COLUMNS: Mapping[str, NDArray[Any]] = {}
+NO_COLUMNS: Mapping[str, Array] = {}
 
 
 class ArrayInfo(NamedTuple):
@@ -72,7 +72,7 @@ class OpenedArrays(Protocol):
     def values(self) -> Mapping[str, object]:
         """Return what else there is: text and numbers by key."""
 
-    def read(self, key: str) -> NDArray[Any]:
+    def read(self, key: str) -> Array:
         """Read an array; bfloat16 is the float32 of the same value."""
 
     def placed(self, key: str) -> PlacedArray | None:
@@ -101,7 +101,7 @@ class Content(NamedTuple):
     arrays: Mapping[str, ArrayInfo]
     values: Mapping[str, object]
     # those that may say how the others are cut into utterances, by `flat_arrays`
-    columns: Mapping[str, NDArray[Any]] = NO_COLUMNS
+    columns: Mapping[str, Array] = NO_COLUMNS
 
     @classmethod
     def of(cls, stem: str, file: OpenedArrays) -> Content:
@@ -146,7 +146,7 @@ class ArrayPlace(NamedTuple):
             return self.cut.shape(self.info.shape)
         return tuple(self.info.shape[axis] for axis in frames_first(self.info.shape, time_axis))
 
-    def taken(self, array: NDArray[Any], time_axis: TimeAxis) -> NDArray[Any]:
+    def taken(self, array: Array, time_axis: TimeAxis) -> Array:
         """Return the utterance, the frames first."""
         if self.cut is not None:
             return self.cut.taken(array[self.cut.rows])
@@ -286,7 +286,7 @@ def _cut_arrays(
     return Arranged(ids, found, {}, pattern=None)
 
 
-def _tells_ids(columns: Mapping[str, NDArray[Any]]) -> bool:
+def _tells_ids(columns: Mapping[str, Array]) -> bool:
     """Whether a batch has ids; numbers alone may be those of an utterance's tokens."""
     cuts_too = any(key.lower() in OFFSETS | LENGTHS for key in columns)
     ids = (each for key, each in columns.items() if key.lower() in IDS)
@@ -463,7 +463,7 @@ class FilesOfArrays:
         del contents
         with _OpenFiles(partial(self._opened, place, paths)) as opened:
 
-            def read(number: int) -> dict[str, NDArray[Any]]:
+            def read(number: int) -> dict[str, Array]:
                 found = {}
                 for name, places in arranged.features.items():
                     each = places[number]
@@ -515,7 +515,7 @@ class _OpenFiles:
     def __init__(self, opens: Callable[[int], OpenedArrays]) -> None:
         self._opens = opens
         self._files: OrderedDict[int, OpenedArrays] = OrderedDict()
-        self._kept: dict[tuple[int, str], NDArray[Any]] = {}  # arrays of one file
+        self._kept: dict[tuple[int, str], Array] = {}  # arrays of one file
 
     def __enter__(self) -> _OpenFiles:
         return self
@@ -534,7 +534,7 @@ class _OpenFiles:
         self._files.move_to_end(number)
         return found
 
-    def array(self, number: int, key: str, *, keep: bool) -> NDArray[Any]:
+    def array(self, number: int, key: str, *, keep: bool) -> Array:
         """Read an array; one that holds many utterances is kept until another file is asked for."""
         found = self._kept.get((number, key))
         if found is None:

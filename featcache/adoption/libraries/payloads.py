@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache._loading import without_torch
 from featcache._tensors import as_numpy, is_tensor
@@ -22,6 +21,7 @@ from featcache.adoption.libraries.named_arrays import ArrayInfo, is_list_of_text
 from featcache.adoption.npy_files import NpyHeader, read_npy_header
 from featcache.errors import AdoptionError, FeatcacheError, FeatureError, describe
 from featcache.format.files import from_bfloat16
+from featcache.interface import Array
 
 LOAD_IT = (
     "if you trust it, load it yourself and convert what it holds: "
@@ -61,7 +61,7 @@ def refuse_dtype(dtype: str, where: str) -> None:
         raise AdoptionError(f"{where} has dtype {dtype}, which no cache holds; {way}")
 
 
-def numbers_of(array: object, where: str) -> NDArray[Any]:
+def numbers_of(array: object, where: str) -> Array:
     """Return an array in this machine's byte order; bfloat16 as the float32 of the same value."""
     try:
         found, is_bfloat16 = as_numpy(array)  # type: ignore[arg-type]
@@ -145,7 +145,7 @@ class LoadedArrays:
         """Return text and numbers."""
         return self._values
 
-    def read(self, key: str) -> NDArray[Any]:
+    def read(self, key: str) -> Array:
         """Return an array."""
         return numbers_of(self._arrays[key], f"{self._where}, array {key!r},")
 
@@ -221,7 +221,7 @@ class NpzFile:
         with told(self._where):
             return {name.removesuffix(".npy"): self._npz[name].tolist() for name in self._texts}
 
-    def read(self, key: str) -> NDArray[Any]:
+    def read(self, key: str) -> Array:
         """Read an array."""
         where = f"{self._where}, array {key!r},"
         with told(where):

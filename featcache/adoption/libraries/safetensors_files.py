@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.adoptable.placed_arrays import PlacedArray
 from featcache.adoption.libraries.named_arrays import ArrayInfo, FilesOfArrays
 from featcache.adoption.libraries.payloads import COMPLEX, LOAD_IT, told
 from featcache.errors import AdoptionError
 from featcache.format.files import from_storage
-from featcache.interface import storage_dtype
+from featcache.interface import Array, storage_dtype
 
 MOST_HEADER = 100_000_000  # bytes, as the library reads
 _DTYPES = {
@@ -66,7 +65,7 @@ class SafetensorsFile:
         """Return nothing: all are tensors."""
         return {}
 
-    def read(self, key: str) -> NDArray[Any]:
+    def read(self, key: str) -> Array:
         """Read a tensor."""
         each = self._found[key]
         dtype, offset = storage_dtype(each.dtype), each.extents[0][0] if each.extents else 0

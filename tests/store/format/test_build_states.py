@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from featcache.format.fingerprint import fingerprint_digest
-from featcache.format.manifest import BuildState, Manifest
+from featcache.format import BuildState, Manifest, fingerprint_digest
 
 PROBE, NEW = {"probe-00000000.bin": "0" * 16}, {"probe-11111111.bin": "1" * 16}
 MADE_FROM: dict[str, dict[str, Any]] = {

@@ -14,10 +14,15 @@ from golden_caches import CHANGED_FEATURES, FINGERPRINT, FIRST, GOLDEN, make_cha
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CorruptCacheError
-from featcache.format.columns import size_of
-from featcache.format.files import FileSize
-from featcache.format.manifest import kept_manifests, manifest_file, read_manifest, write_manifest
-from featcache.format.part import files_of
+from featcache.format import (
+    FileSize,
+    files_of,
+    kept_manifests,
+    manifest_file,
+    read_manifest,
+    size_of,
+    write_manifest,
+)
 
 
 def tells_all(cache: Path, file: str = "featcache.json") -> None:

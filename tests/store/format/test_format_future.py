@@ -27,10 +27,16 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CorruptCacheError, FormatVersionError
-from featcache.format.columns import ColumnFile, save_columns
-from featcache.format.files import pack_json
-from featcache.format.manifest import NAME, manifest_file, read_manifest, write_manifest
-from featcache.reading.verify import raise_damage
+from featcache.format import (
+    NAME,
+    ColumnFile,
+    manifest_file,
+    pack_json,
+    read_manifest,
+    save_columns,
+    write_manifest,
+)
+from featcache.reading import raise_damage
 
 VERIFY: tuple[Literal["columns", "arrays"], ...] = ("columns", "arrays")
 NOTES = {"from": "a later version", "numbers": [1, 2.5, None]}

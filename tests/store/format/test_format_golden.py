@@ -29,7 +29,7 @@ from golden_caches import (
 
 import featcache
 from featcache import CacheWriter
-from featcache.format.index import Stamps
+from featcache.format import Stamps
 
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 

@@ -30,7 +30,7 @@ from places import ROOT
 
 import featcache
 from featcache import Cache, CacheWriter, FeatureStorageConfig
-from featcache.format.index import Stamps
+from featcache.format import Stamps
 
 PAGE_BYTES = 65536
 PAGE = (ROOT / "docs" / "format.md").read_text()

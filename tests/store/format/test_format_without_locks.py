@@ -27,7 +27,7 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CacheLockedError
-from featcache.format.manifest import read_manifest, write_manifest
+from featcache.format import read_manifest, write_manifest
 
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
 DIES = """

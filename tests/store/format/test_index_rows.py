@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from featcache.format.columns import Strings
-from featcache.format.index import (
+from featcache.format import (
     ContainerColumns,
     FeatureColumns,
     Index,
+    Strings,
     common_rows,
     hash_of,
     rows_of_ids,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from featcache.container_files.lock import WriterLock, is_locked
-from featcache.format.part import remove_part
+from featcache.format import remove_part
 
 PARTS = 300
 

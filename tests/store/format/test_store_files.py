@@ -18,10 +18,8 @@ from store_helpers import arrays_of, id_of, make_cache
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, CorruptCacheError
-from featcache.format.columns import ColumnFile, Strings
-from featcache.format.index import ContainerColumns
-from featcache.reading import containers
-from featcache.reading.containers import Containers
+from featcache.format import ColumnFile, ContainerColumns, Strings
+from featcache.reading import Containers, containers
 
 
 def test_files_are_let_go_when_there_are_too_many(

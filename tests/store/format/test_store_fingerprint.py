@@ -26,7 +26,7 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter, FeatureStorage, FeatureStorageConfig
 from featcache.errors import ConfigError, StaleCacheError
-from featcache.format.fingerprint import ABSENT, canonical, differences, fingerprint_digest
+from featcache.format import ABSENT, canonical, differences, fingerprint_digest
 from featcache.writing.part_writer import PartWriter
 
 JSON = st.recursive(

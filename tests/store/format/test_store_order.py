@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featcache.format.columns import argsort_ids, take
+from featcache.format import argsort_ids, take
 
 IDS = st.text(
     st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=20

@@ -13,7 +13,7 @@ from store_helpers import arrays_of, change_index, id_of
 
 import featcache
 from featcache.errors import ConfigError, CorruptCacheError, KeyNotFoundError, RowError
-from featcache.format.columns import ColumnFile
+from featcache.format import ColumnFile
 
 NUMBERS = range(40)
 

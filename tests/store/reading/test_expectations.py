@@ -18,7 +18,7 @@ from store_helpers import arrays_of, id_of, make_cache, two_features
 import featcache
 from featcache import CacheWriter, FeatureStorage, FeatureStorageConfig
 from featcache.errors import CacheError, ConfigError, StaleCacheError
-from featcache.format.files import program
+from featcache.format import program
 from featcache.reading import opening
 
 STALE: dict[str, object] = {"gain": 3, "model": {"layer": 9}}

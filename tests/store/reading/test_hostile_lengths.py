@@ -14,7 +14,7 @@ from store_helpers import change_index
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CorruptCacheError, FeatcacheError
-from featcache.reading.feature_arrays import MOST_FRAMES
+from featcache.reading import MOST_FRAMES
 from featcache.samplers import BucketBatchSampler
 
 LAYOUTS = [("memmap", "raw"), ("hdf5", "lilcom"), ("hdf5", "gzip"), ("zarr", "zstd")]

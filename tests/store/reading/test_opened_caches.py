@@ -14,7 +14,7 @@ from store_helpers import arrays_of, id_of, make_cache, oracle
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import ClosedError, KeyNotFoundError, RowError
-from featcache.format.index import Index
+from featcache.format import Index
 
 
 @pytest.mark.parametrize("mapped", [True, False])

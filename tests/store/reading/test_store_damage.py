@@ -19,9 +19,7 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.container_files import PAGE_BYTES, Pages
 from featcache.errors import CorruptCacheError, FeatcacheError
-from featcache.format.columns import ColumnFile, save_columns
-from featcache.format.index import pages_of, read_index
-from featcache.format.manifest import read_manifest
+from featcache.format import ColumnFile, pages_of, read_index, read_manifest, save_columns
 from featcache.reading import verify
 
 EVERY_LAYOUT = {

@@ -17,9 +17,7 @@ from store_helpers import FINGERPRINT, change_index, make_cache, read_everything
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CorruptCacheError, FeatcacheError
-from featcache.format.columns import Strings
-from featcache.format.files import digest, pack_json, unpack_json
-from featcache.format.part import string_columns
+from featcache.format import Strings, digest, pack_json, string_columns, unpack_json
 
 
 def change(path: tuple[Any, ...], value: Any) -> Callable[[dict[str, Any]], object]:

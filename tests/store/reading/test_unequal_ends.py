@@ -13,7 +13,7 @@ import pytest
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CorruptCacheError
-from featcache.format.manifest import read_manifest, write_manifest
+from featcache.format import read_manifest, write_manifest
 
 
 def timed_cache(path: Path, frames: Mapping[str, tuple[int, int]], second_s: float | None) -> Path:

@@ -10,9 +10,8 @@ import pytest
 from store_helpers import FINGERPRINT, arrays_of, id_of, make_cache, two_features, write
 
 from featcache import CacheWriter
-from featcache.format.journal import NAME as JOURNAL
-from featcache.format.manifest import PARTS, read_manifest
-from featcache.reading.unpublished import Unpublished
+from featcache.format import JOURNAL, PARTS, read_manifest
+from featcache.reading import Unpublished
 from featcache.writing.part_writer import PartWriter
 from featcache.writing.session import publish_sealed
 

@@ -13,7 +13,7 @@ import pytest
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheLockedError, StaleCacheError
-from featcache.format.fingerprint import Difference
+from featcache.format import Difference
 from featcache.writing.session import accept
 
 FBANK = FeatureStorageConfig("fbank")

@@ -30,8 +30,7 @@ from featcache.errors import (
     FeatureError,
     KeyNotFoundError,
 )
-from featcache.format.columns import ColumnFile
-from featcache.format.manifest import read_manifest
+from featcache.format import ColumnFile, read_manifest
 from featcache.writing.part_writer import PartWriter
 
 
@@ -171,7 +170,7 @@ def test_failed_and_expected_ids_and_stamps_stay(tmp_path: Path) -> None:
 
 
 def featcache_stamps() -> Any:
-    from featcache.format.index import Stamps
+    from featcache.format import Stamps
 
     return Stamps(5, 6)
 

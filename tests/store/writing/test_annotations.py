@@ -25,9 +25,7 @@ from store_helpers import FINGERPRINT, arrays_of, check_cache, id_of, make_cache
 import featcache
 from featcache import FeatureStorageConfig
 from featcache.errors import FeatureError, FormatVersionError
-from featcache.format import journal
-from featcache.format.annotations import MOST_BYTES
-from featcache.format.manifest import read_manifest
+from featcache.format import MOST_OF_ONE, journal, read_manifest
 from featcache.writing.part_writer import PartWriter
 
 
@@ -129,7 +127,7 @@ def test_values_of_numpy_and_torch_are_plain_ones(tmp_path: Path) -> None:
         ("text", b"bytes"),
         ("text", "\ud800"),
         ("text", {"a": 1}),
-        ("text", "x" * MOST_BYTES),
+        ("text", "x" * MOST_OF_ONE),
         ("fbank", 1),
         ("id", "a"),
         ("a/b", 1),
@@ -218,7 +216,7 @@ def test_a_damaged_line_costs_the_annotations_of_its_utterances_alone(tmp_path: 
     copy = tmp_path / "b"
     shutil.copytree(tmp_path / "a", copy)
     writer.abort()
-    (file,) = copy.glob("parts/*/" + journal.NAME)
+    (file,) = copy.glob("parts/*/" + journal.JOURNAL)
     lines = file.read_bytes().splitlines(keepends=True)
     lines[2] = lines[2].replace(b"utterance", b"Utterance", 1)
     file.write_bytes(b"".join(lines))
@@ -229,7 +227,7 @@ def test_a_damaged_line_costs_the_annotations_of_its_utterances_alone(tmp_path: 
 
 
 def test_long_annotations_fit_lines(tmp_path: Path) -> None:
-    text = "ü" * (MOST_BYTES // 7)
+    text = "ü" * (MOST_OF_ONE // 7)
     with open_writer(tmp_path) as writer:
         for number in range(70):
             writer.write(id_of(number), arrays_of(number), annotations={"text": text})

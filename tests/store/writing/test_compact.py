@@ -28,8 +28,7 @@ from featcache import CacheWriter
 from featcache.container_files import sync_directory
 from featcache.container_files.lock import WriterLock
 from featcache.errors import CacheError, CacheLockedError, CorruptCacheError, StorageFullError
-from featcache.format.index import Stamps
-from featcache.format.manifest import PARTS, read_manifest
+from featcache.format import PARTS, Stamps, read_manifest
 from featcache.testing.contract import traces_in
 from featcache.writing import compact, edit, part_writer, publish
 from featcache.writing import compact as compacting

@@ -12,9 +12,7 @@ from store_helpers import id_of, make_cache, oracle
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CorruptCacheError
-from featcache.format.index import Index
-from featcache.format.manifest import read_manifest
-from featcache.format.part import SealedPart, sealed_in
+from featcache.format import Index, SealedPart, read_manifest, sealed_in
 from featcache.writing import copies
 from featcache.writing.copies import StoredArrays
 

@@ -23,9 +23,7 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import ClosedError, ConfigError, KeyNotFoundError
-from featcache.format.index import Stamps
-from featcache.format.manifest import NAME
-from featcache.format.part import committed
+from featcache.format import NAME, Stamps, committed
 from featcache.writing.part_writer import PartWriter
 
 ALL = range(8)

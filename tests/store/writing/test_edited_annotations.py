@@ -19,10 +19,8 @@ from hypothesis import given, settings
 from store_helpers import arrays_of, check_cache, id_of
 
 import featcache
+from featcache.format import PARTS, ContainerColumns, Index, Strings, read_manifest
 from featcache.format import index as indexes
-from featcache.format.columns import Strings
-from featcache.format.index import ContainerColumns, Index
-from featcache.format.manifest import PARTS, read_manifest
 from featcache.testing.contract import traces_in
 from featcache.writing import compact as compacting
 from featcache.writing import publish

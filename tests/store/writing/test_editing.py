@@ -29,7 +29,7 @@ from featcache.errors import (
     KeyNotFoundError,
     UnknownNameError,
 )
-from featcache.format.index import Stamps
+from featcache.format import Stamps
 
 ALL = range(10)
 

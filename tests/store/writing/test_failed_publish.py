@@ -26,8 +26,7 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, KeyNotFoundError
-from featcache.format import manifest
-from featcache.format.journal import NAME as JOURNAL
+from featcache.format import JOURNAL, manifest
 from featcache.writing.part_writer import PartWriter
 
 

@@ -12,8 +12,7 @@ from store_helpers import FINGERPRINT, check_cache, id_of, make_cache, two_featu
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, ClosedError, ConfigError, CorruptCacheError
-from featcache.format import manifest as manifests
-from featcache.format.manifest import (
+from featcache.format import (
     KEPT_FILE,
     MANIFESTS,
     NAME,
@@ -22,6 +21,7 @@ from featcache.format.manifest import (
     read_manifest,
     write_manifest,
 )
+from featcache.format import manifest as manifests
 from featcache.writing.part_writer import PartWriter
 
 OLD, NEW = b"an old probe", b"a new probe \0 of any bytes"

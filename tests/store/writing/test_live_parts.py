@@ -29,7 +29,7 @@ import featcache
 from featcache import CacheWriter
 from featcache.container_files.lock import WriterLock, is_locked
 from featcache.errors import CacheLockedError
-from featcache.format.manifest import NAME
+from featcache.format import NAME
 from featcache.writing import open_part, part_writer, recover
 from featcache.writing.part_writer import PartWriter
 

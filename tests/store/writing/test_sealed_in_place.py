@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
-from featcache.format import journal
-from featcache.format.part import COLUMNS, SEAL
+from featcache.format import COLUMNS, SEAL, journal
 from featcache.testing.promises import Interruption, files_of, interrupted
 from featcache.writing import recover
 from featcache.writing.held import HeldCache
@@ -112,13 +111,13 @@ def leave(path: Path, features: Features) -> str:
     write(writer, features, COMMITTED)
     writer.commit()
     [part] = (live / "parts").iterdir()
-    committed = (part / journal.NAME).read_bytes()
+    committed = (part / journal.JOURNAL).read_bytes()
     write(writer, features, MORE)
     writer.commit()  # or they might still be in memory
     copy_as_dead(live, path)
     writer.abort()
     left = path / "parts" / part.name
-    (left / journal.NAME).write_bytes(committed)
+    (left / journal.JOURNAL).write_bytes(committed)
     for name in containers_of(left):
         with (left / name).open("ab") as file:
             file.write(b"torn" * 100)
@@ -127,7 +126,7 @@ def leave(path: Path, features: Features) -> str:
 
 def containers_of(part: Path) -> dict[str, bytes]:
     """Return the files of a part that are of its formats."""
-    ours = {journal.NAME, "writer.lock", "writer.json", COLUMNS, SEAL}
+    ours = {journal.JOURNAL, "writer.lock", "writer.json", COLUMNS, SEAL}
     return {name: data for name, data in files_of(part).items() if name not in ours}
 
 
@@ -315,7 +314,7 @@ def test_a_writer_whose_part_was_sealed_by_another_does_not_seal_it_again(tmp_pa
     write(writer, features, COMMITTED)
     writer.commit()
     [part] = (tmp_path / "parts").iterdir()
-    (part / journal.NAME).unlink()  # as one does who did not see the lock
+    (part / journal.JOURNAL).unlink()  # as one does who did not see the lock
     with pytest.raises(CacheError, match="was taken over by another writer"):
         writer.close()
     assert not (part / SEAL).exists()

@@ -15,7 +15,7 @@ from sharing_helpers import INTERVALS_S, ROUNDS, at_once, switching
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheLockedError, ClosedError
-from featcache.format.index import Stamps
+from featcache.format import Stamps
 
 FEATURES = [FeatureStorageConfig("fbank")]
 Verb = Callable[[CacheWriter], object]

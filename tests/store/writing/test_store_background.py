@@ -29,7 +29,7 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.container_files import EncodedArrays, Extents, FeatureFilesWriter
 from featcache.errors import ClosedError, FeatureError, StorageFullError
-from featcache.format.journal import read_journal
+from featcache.format import read_journal
 from featcache.writing import free_space, queue
 from featcache.writing.background import Background
 from featcache.writing.queue import HandOver

@@ -23,7 +23,7 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.declaration import DTYPES
 from featcache.errors import FeatureError
-from featcache.format.files import from_storage
+from featcache.format import from_storage
 from featcache.writing.arrays import to_storage
 
 NUMPY_DTYPES = [name for name in DTYPES if name != "bfloat16"]

@@ -29,7 +29,7 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.container_files import lock
 from featcache.errors import CacheLockedError, DuplicateIdError, FeatureError
-from featcache.format.journal import read_journal
+from featcache.format import read_journal
 from featcache.writing import part_writer, recover
 from featcache.writing.part_writer import PartWriter
 

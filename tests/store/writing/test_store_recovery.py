@@ -20,7 +20,7 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CorruptCacheError
-from featcache.format.journal import NAME
+from featcache.format import JOURNAL
 from featcache.registry import get_backend
 
 CODED = [
@@ -77,7 +77,7 @@ def test_statistics_count_what_is_committed_once_however_often_it_is_recovered(
         writer.abort()
     make_cache(path, [1])
     check_cache(path, [1, *range(4, 24)])
-    assert not list(path.glob(f"parts/*/{NAME}"))
+    assert not list(path.glob(f"parts/*/{JOURNAL}"))
 
 
 def test_an_error_during_recovery_leaves_all_to_the_next_one(

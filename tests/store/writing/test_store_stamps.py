@@ -13,9 +13,7 @@ from store_helpers import FINGERPRINT, arrays_of, check_cache, id_of, make_cache
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import ClosedError, ConfigError, KeyNotFoundError
-from featcache.format import journal
-from featcache.format.index import UNKNOWN, Stamps
-from featcache.format.manifest import read_manifest
+from featcache.format import UNKNOWN, Stamps, journal, read_manifest
 from featcache.writing.part_writer import PartWriter
 
 MOST = 2**64 - 1

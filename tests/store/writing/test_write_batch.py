@@ -26,7 +26,7 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import ClosedError, ConfigError, DuplicateIdError, FeatureError
-from featcache.format.index import Stamps
+from featcache.format import Stamps
 from featcache.writing import arrays, part_writer
 from featcache.writing.part_writer import PartWriter
 

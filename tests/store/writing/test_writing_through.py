@@ -16,7 +16,7 @@ import featcache
 from featcache import CacheWriter, FeatureStats, FeatureStorageConfig
 from featcache.container_files import PagedFile
 from featcache.errors import CacheError, FeatureError
-from featcache.format.journal import read_journal
+from featcache.format import read_journal
 from featcache.interface import Array
 from featcache.writing.background import Background
 from featcache.writing.part_writer import PartWriter
