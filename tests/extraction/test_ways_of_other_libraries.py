@@ -512,7 +512,7 @@ def refusal(door: str, source: Path, into: Path) -> str:
 MODULES = {
     *("ast", "csv", "gzip", "h5py", "io", "itertools", "json", "kaldi_native_io", "kaldiio"),
     *("lmdb", "msgpack"),
-    *("numpy", "pathlib", "pickle", "pyarrow", "scipy", "textgrid", "tfrecord", "torch"),
+    *("numpy", "pandas", "pathlib", "pickle", "scipy", "textgrid", "tfrecord", "torch"),
     *("webdataset", "zarr"),
 }
 

@@ -187,8 +187,9 @@ def test_the_line_that_the_refusal_names_converts(
         "pathlib": pathlib, "pickle": pickle, "scipy": scipy, "sqlite3": sqlite3, "torch": torch,
         "yaml": pytest.importorskip("yaml") if "YAML" in what else None,
     }  # fmt: skip
-    if what == "text archive":
-        known["kaldiio"] = pytest.importorskip("kaldiio")
+    for name in ("kaldiio", "pandas"):
+        if f"{name}." in found[1]:
+            known[name] = pytest.importorskip(name)
     exec(f"{found[1]}, progressbar=False)", known)
     with featcache.open(tmp_path / "features") as cache:
         (feature,) = cache.features
