@@ -217,16 +217,6 @@ def test_a_zip_of_arrays_is_read_as_numpys(tmp_path: Path) -> None:
         assert np.array_equal(cache.read(id, "feats"), array)
 
 
-def test_lists_of_tensors_are_numbered(tmp_path: Path) -> None:
-    torch.save([torch.from_numpy(array) for array in MEL.values()], tmp_path / "all.pt")
-    cache = featcache.convert(tmp_path / "all.pt", tmp_path / "a", progressbar=False)
-    assert list(cache) == ["item0", "item1", "item2"]
-    each(tmp_path / "all", ".pt", lambda p, a: torch.save([torch.from_numpy(a)] * 2, p))
-    cache = featcache.convert(tmp_path / "all", tmp_path / "b", progressbar=False)
-    assert (sorted(cache.features), len(cache)) == (["item0", "item1"], 3)
-    assert np.array_equal(cache.read("u2", "item1"), MEL["u2"])
-
-
 def test_texts_beside_arrays_in_npz_are_annotations(tmp_path: Path) -> None:
     each(
         tmp_path / "all", ".npz", lambda p, a: np.savez(p, mel=a, text=p.stem, words=["a", "b"][:1])

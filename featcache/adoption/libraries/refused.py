@@ -15,6 +15,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
+from featcache.adoption.libraries.kaldi_objects import loads_of_kaldi
 from featcache.adoption.libraries.loads import (
     IDS,
     MOST_BYTES,
@@ -25,7 +26,6 @@ from featcache.adoption.libraries.loads import (
     Loads,
     loads_of_binary,
     loads_of_folder,
-    loads_of_kaldi,
     numbered,
 )
 from featcache.adoption.libraries.number_columns import REAL, TEXT, WHOLE, loads_of_rows
