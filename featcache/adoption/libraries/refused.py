@@ -96,7 +96,8 @@ def known_way(source: Path) -> str:
         if path.suffix in (".ark", ".scp"):
             loads = loads_of_kaldi(path) or _of_kaldi(path, front)
         if loads is not None and loads.why != ONE_ARRAY:
-            return _told(loads, source, files, None).partition("; ")[2]
+            told = _told(loads, source, files, None)
+            return told.partition("; ")[2] or told
     return ""
 
 
