@@ -431,7 +431,13 @@ class _Index:
     def _refuse_twice(self) -> None:
         if len(set(self.ids)) < len(self.ids):
             twice = Counter(self.ids).most_common(1)[0][0]
-            raise AdoptionError(f"{self._source!r} has utterance {twice!r} twice")
+            rows = [row for row, id in enumerate(self.ids) if id == twice][:2]
+            groups = np.searchsorted(self._first, rows, "right") - 1
+            where = dict.fromkeys(self._groups[group].where for group in groups)
+            raise AdoptionError(
+                f"{self._source!r} has utterance {twice!r} twice: in {' and in '.join(where)}; "
+                "leave one of the rows out"
+            )
 
 
 def _frame(source: str) -> str:

@@ -142,6 +142,8 @@ class _Shards:
                 "%s: the fields %s are left out: pickles are never run",
                 ", ".join(shards[:3]), ", ".join(sorted(pickles)),
             )  # fmt: skip
-        features = {name: each.found(self._ids) for name, each in sorted(self._arrays.items())}
+        features = {
+            name: each.found(self._ids, files=shards) for name, each in sorted(self._arrays.items())
+        }
         annotations = self._annotations.columns(len(self._ids), without=features)
         return Found(shards, self._ids, features, annotations)

@@ -42,7 +42,7 @@ def loaded_members(place: Place, shards: Sequence[str], options: Options) -> Ite
             for key, fields in samples(file):
                 arrays, infos, values = _sample(number, file, key, fields, options)
                 found.append(arrays)
-                contents.append(Content(id_of(key, values.get("id")), infos, values))
+                contents.append(Content(id_of(key, values.get("id")), path, infos, values))
     named = Options(options.feature, EACH, options.time_axis)
     arranged = Arranged.of(place.name, contents, named, one=False)
 
