@@ -83,7 +83,8 @@ class AdoptedHdf5:
                 placed, window = placed.cut(array.cut.row), array.cut.window
             features[array.feature].add(array.id, number, placed, window)
         ids = next(iter(features.values())).ids
-        found = found_features(place.name, features, ids, is_named=options.pattern is not None)
+        given = options.pattern is not None
+        found = found_features(place.name, features, ids, is_named=given, files=containers)
         return Found(containers, ids, found, pattern=None if array.cut else EACH)
 
     @contextmanager
@@ -94,7 +95,9 @@ class AdoptedHdf5:
         for number, file, array in self._arrays(place, paths, options, what):
             known = found.setdefault(array.feature, {})
             if array.id in known:
-                raise AdoptionError(f"utterance {array.id!r} is there twice, in {paths[number]!r}")
+                both = dict.fromkeys((paths[known[array.id].file], paths[number]))
+                where = " and in ".join(map(repr, both))
+                raise AdoptionError(f"utterance {array.id!r} is there twice, in {where}")
             shape, dtype = file.readable(array.dataset, array.opened)
             if array.cut is not None:
                 shape = array.cut.shape(shape)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +19,11 @@ MOST_FEATURES = 8  # of names that look so; speakers are more
 FEWEST = 2  # utterances, or nothing tells
 SHARE = 0.9  # of the utterances that have each feature, and go together
 MOST_STATISTICS = 8  # arrays called so beside the utterances
+MOST_SPLITS = 12  # arrays called so, maybe beside others of each split
+_SPLITS = (
+    *("train", "training", "dev", "devel", "development", "valid", "validation", "val"),
+    *("test", "testing", "eval", "evaluation"),
+)
 _LETTERS = re.compile(r"[^\W\d_]{2}|^[fF]0$")
 _STATISTICS = ("mean", "means", "std", "stds", "var", "variance", "stats", "statistics", "cmvn")
 
@@ -118,6 +125,7 @@ def refuse_features(source: str, names: Sequence[str], rows: Ints | None) -> Non
         names: of the arrays, without a suffix.
         rows: their lengths; None where the arrays do not go together as one feature anyway.
     """
+    refuse_splits(source, names, go_together=rows is not None)
     found = [each for each in _guesses(names) if rows is None or _go_together(each, rows)]
     if rows is None:
         found += _grid(names)
@@ -130,6 +138,49 @@ def refuse_features(source: str, names: Sequence[str], rows: Ints | None) -> Non
         f"{', '.join(map(repr, guess.places))} of the same utterances; if they are, {way}; if each "
         f"is an utterance, give pattern={EACH!r}"
     )
+
+
+def refuse_splits(source: str, names: Sequence[str], *, go_together: bool = True) -> None:
+    """Raise `AdoptionError` for arrays that are all called like splits, of at least two of these.
+
+    Such as `train`, `dev` and `test`: each may hold many utterances; must, unless they
+    `go_together` as one feature.
+
+    >>> refuse_splits("a", ["test_1", "test_2"])
+    """
+    words = [{*re.split("[_.-]", name.rpartition("/")[2].lower())} for name in names]
+    found = [each.intersection(_SPLITS) for each in words]
+    if len(names) > MOST_SPLITS or not all(found) or len(set().union(*found)) < 2:
+        return
+    rows = ""
+    with suppress(OSError, ValueError):
+        rows = _rows_of(Path(source), names)
+    many = f"as by featcache.convert({{f'{{n:08d}}': a for n, a in enumerate({rows})}}, 'features')"
+    alone = f"if each is an utterance, give pattern={EACH!r}; " if go_together else ""
+    many = many if rows else "and give featcache.convert({id: array, ...}, 'features')"
+    raise AdoptionError(
+        f"{source!r}: {', '.join(map(repr, names))} are called like splits, and a cache is one "
+        f"split; {alone}if they hold many, load those of one yourself, {many}"
+    )
+
+
+def _rows_of(folder: Path, names: Sequence[str]) -> str:
+    """Return an expression for the utterances in the first array of a folder; "" for none known."""
+    path = folder / f"{names[0]}.npy"
+    array, load = np.load(path, mmap_mode="r"), f"numpy.load({str(path)!r})"
+    beside = next((each for each in names[1:] if re.match(f"{re.escape(names[0])}[_.-]", each)), "")
+    if array.ndim > 2:
+        return load
+    if not beside:
+        return ""
+    cut = f"numpy.load({str(folder / f'{beside}.npy')!r})"
+    found = np.load(folder / f"{beside}.npy", mmap_mode="r")
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        return ""
+    if int(found.sum()) == len(array):  # lengths
+        return f"numpy.split({load}, {cut}.cumsum()[:-1])"
+    ends = "-1" if int(found[-1]) == len(array) else ""
+    return f"numpy.split({load}, {cut}[1:{ends}])" if int(found[0]) == 0 else ""
 
 
 def named_as_statistics(names: Sequence[str]) -> list[str]:

@@ -169,8 +169,10 @@ class ArrayColumns:
         self._block_rows.append(placed.block_rows)
         self._skip.append(skip)
 
-    def found(self, ids: Sequence[str], frame_s: float | None = None) -> FoundFeature:
-        """Return the feature, in the order of `ids`.
+    def found(
+        self, ids: Sequence[str], frame_s: float | None = None, files: Sequence[str] = ()
+    ) -> FoundFeature:
+        """Return the feature, in the order of `ids`; `files` have names for messages.
 
         Raises `AdoptionError`, naming an id, if the arrays do not make one feature, or are not
         those of `ids`, each one once.
@@ -190,7 +192,7 @@ class ArrayColumns:
                     "lies in several blocks, which an array in another order, or without a time "
                     "axis, cannot",
                 )
-        order = self._order(ids)
+        order = self._order(ids, files)
         first = np.append(0, np.cumsum(counts[order]))
         extents = _ragged(np.append(0, np.cumsum(counts)), first, order)
         rows_a_block = np.frombuffer(self._block_rows, np.int64)[order]
@@ -252,14 +254,14 @@ class ArrayColumns:
             )
         return {"axes": [*axes] if has_frames else [0, *(axis + 1 for axis in axes)], **options}
 
-    def _order(self, ids: Sequence[str]) -> Ints:
+    def _order(self, ids: Sequence[str], files: Sequence[str]) -> Ints:
         if self.ids == ids and len(set(ids)) == len(ids):
             return np.arange(len(ids))
         numbers = {id: number for number, id in enumerate(self.ids)}
         if len(numbers) < len(self.ids):
             seen: set[str] = set()
             twice = next(id for id in self.ids if id in seen or seen.add(id))  # type: ignore[func-returns-value]
-            self._refuse(twice, "is there twice", CONVERT)
+            self._refuse(twice, f"is there twice{self._where(twice, files)}", CONVERT)
         for lacks in set(ids) ^ numbers.keys():
             raise AdoptionError(
                 f"feature {self.feature!r}: utterance {lacks!r} lacks it, or another feature: a "
@@ -267,21 +269,33 @@ class ArrayColumns:
             )
         return np.fromiter((numbers[id] for id in ids), np.int64, len(ids))
 
+    def _where(self, id: str, files: Sequence[str]) -> str:
+        """Return the files of an id, for a message."""
+        first = np.append(0, np.cumsum(np.frombuffer(self._counts, np.int64)))
+        rows = (row for row, each in enumerate(self.ids) if each == id and self._counts[row])
+        named = dict.fromkeys(files[self._container[first[row]]] for row in rows if files)
+        return f", in {' and in '.join(map(repr, named))}" if named else ""
+
     def _refuse(self, id: str, what: str, way: str = "") -> NoReturn:
         way = way or (COPY if self._copies else CONVERT)
         raise AdoptionError(f"feature {self.feature!r}: utterance {id!r} {what}; {way}")
 
 
 def found_features(
-    source: str, columns: Mapping[str, ArrayColumns], ids: Sequence[str], *, is_named: bool
+    source: str,
+    columns: Mapping[str, ArrayColumns],
+    ids: Sequence[str],
+    *,
+    is_named: bool,
+    files: Sequence[str] = (),
 ) -> dict[str, FoundFeature]:
-    """Return all features of a source, in the order of `ids`.
+    """Return all features of a source, in the order of `ids`; `files` have names for messages.
 
     Raises what `ArrayColumns.found` does; and `AdoptionError` where names look like several
     features of the same utterances, unless `is_named`: a pattern says what they are.
     """
     try:
-        found = {name: each.found(ids) for name, each in sorted(columns.items())}
+        found = {name: each.found(ids, files=files) for name, each in sorted(columns.items())}
     except AdoptionError:
         if not is_named:
             refuse_features(source, ids, None)

@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from featcache.adoptable import RAW, Found, FoundFeature, Options, Stored, TimeAxis
-from featcache.adoptable.names import named_as_statistics
+from featcache.adoptable.names import named_as_statistics, refuse_splits
 from featcache.declaration import FrameTimes, first_contradiction
 from featcache.errors import AdoptionError, FeatureError
 from featcache.format import check_id
 from featcache.interface import Ints, storage_dtype
 
+FEW = 8  # arrays, which may be batches where each frame looks like an utterance
+MOST_LAYERS = 50  # of frames of two axes
 _log = logging.getLogger("featcache")
 
 
@@ -87,15 +89,18 @@ def _check_shape(
     if isinstance(axis, int) or not dims:
         return
     sure = "give time_axis=0 if the first axis is the frames all the same"
-    if len(dims) > 1 and _as_batches(rows):
-        told = f"feature {name!r}: each array is {rows.max()} frames of shape {dims}, "
+    are_batches = _as_batches(rows)
+    are_few = len(ids) <= FEW and MOST_LAYERS < dims[0] != dims[-1]
+    if len(dims) > 1 and (are_batches or are_few):
+        up_to = "" if are_batches else "up to "
+        told = f"feature {name!r}: each array is {up_to}{rows.max()} frames of shape {dims}, "
         why = "are these batches? store array[n] of each by an id of its own, or give "
         why += "time_axis=1 if the second axis is the frames, or "
         if rows.max() == 1:
             told = f"feature {name!r}: each array is one frame of shape {dims}, "
             why = "was a batch axis left in? store array[0] of each, or "
         told += f"the first is {ids[0]!r}; {why}{sure}"
-        if len(ids) > 1:
+        if len(ids) > 1 and are_batches:
             raise AdoptionError(told)
         _log.warning("%r: %s", source, told)
     if len(dims) == 1 and len(ids) > 1 and 1 < rows[0] < dims[0] and (rows == rows[0]).all():
@@ -107,7 +112,9 @@ def _check_shape(
 
 
 def _check_names(source: str, ids: Sequence[str], pattern: str | None) -> None:
-    """Refuse names of statistics, or warn of them where there is no pattern to be given."""
+    """Refuse names of splits; those of statistics, too, or warn where no pattern can be given."""
+    if pattern is not None:
+        refuse_splits(source, ids)
     found = named_as_statistics(ids)
     if not found:
         return

@@ -197,7 +197,7 @@ def _feature(
                 f"{place.name!r}: utterance {id!r} is [{scp.ranges[row]}] of an array: {error}"
             ) from None
         columns.add(id, file, placed, window)
-    return columns.found(scp.ids, frame_s)
+    return columns.found(scp.ids, frame_s, scp.files)
 
 
 def placed_object(

@@ -487,8 +487,13 @@ class _Held:
             return {feature: self.value}
         if isinstance(self.value, dict):
             return self.value
-        way = COPY if isinstance(self.value, list | tuple) else CONVERT
-        raise AdoptionError(f"{self.where} holds {type(self.value).__name__}, no tensor; {way}")
+        kind = type(self.value).__name__
+        if isinstance(self.value, list | tuple):
+            raise AdoptionError(
+                f"{self.where} holds a {kind}, whose tensors have no names; say whether these are "
+                f"ids or features; {CONVERT}"
+            )
+        raise AdoptionError(f"{self.where} holds {kind}, no tensor; {CONVERT}")
 
     def placed(self, tensor: SavedTensor) -> PlacedArray:
         """Return where a tensor lies."""

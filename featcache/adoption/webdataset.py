@@ -225,7 +225,7 @@ def loaded_members(place: Place, shards: Sequence[str], options: Options) -> Ite
             for key, fields in samples(file):
                 arrays, infos, values = _sample(number, file, key, fields, options)
                 found.append(arrays)
-                contents.append(Content(id_of(key, values.get("id")), infos, values))
+                contents.append(Content(id_of(key, values.get("id")), path, infos, values))
     named = Options(options.feature, EACH, options.time_axis)
     arranged = Arranged.of(place.name, contents, named, one=False)
 
@@ -394,6 +394,8 @@ class _Shards:
                 "%s: the fields %s are left out: pickles are never run",
                 ", ".join(shards[:3]), ", ".join(sorted(pickles)),
             )  # fmt: skip
-        features = {name: each.found(self._ids) for name, each in sorted(self._arrays.items())}
+        features = {
+            name: each.found(self._ids, files=shards) for name, each in sorted(self._arrays.items())
+        }
         annotations = self._annotations.columns(len(self._ids), without=features)
         return Found(shards, self._ids, features, annotations)

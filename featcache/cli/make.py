@@ -17,6 +17,7 @@ from featcache.cli.verb import (
     CACHES,
     JSON,
     Told,
+    at_url,
     duration,
     hint,
     is_quiet,
@@ -62,11 +63,12 @@ _OVERWRITE = click.option("--overwrite", is_flag=True, help="Replace what DST ho
 @_PATTERN
 @click.option("--time-axis", type=int, help="Of the frames in a store of others; 1: transposed.")
 @_OVERWRITE
+@at_url
 @JSON
 def convert(
     src: str, dst: str, backend: str | None, codec: str | None, dtype: str | None,
     feature: tuple[str, ...], jobs: int, kind: str | None, pattern: str | None,
-    time_axis: int | None, overwrite: bool, as_json: bool,
+    time_axis: int | None, overwrite: bool, remote: RemoteOptions, as_json: bool,
 ) -> None:  # fmt: skip
     """Write a cache, or a store of others, anew as DST; stopped, the same call goes on."""
     from featcache.adoption.adopt import foreign_source
@@ -75,10 +77,10 @@ def convert(
     from featcache.workers.config import config_or_client
 
     asked = {"backend": backend, "codec": codec, "dtype": dtype}
-    settings = {"kind": kind, "pattern": pattern, "time_axis": time_axis}
+    settings = {"kind": kind, "pattern": pattern, "time_axis": time_axis, "remote": remote}
     known = {name: value for name, value in settings.items() if value is not None}
-    if foreign_source(src) is None:
-        opened(src).close()  # which tells of a wrong path as other verbs do
+    if foreign_source(src, remote) is None:
+        opened(src, remote=remote).close()  # which tells of a wrong path as other verbs do
     path = Path(dst).absolute()
     with opened_source(src, path, known) as source:
         declared = declarations_in(source)
@@ -158,10 +160,12 @@ def _print_made(name: str, cache: Cache, as_json: bool) -> None:
 )
 @click.option("--collect", is_flag=True, help="Read all once, for checksums and statistics.")
 @_OVERWRITE
+@at_url
 @JSON
 def adopt(
     src: str, dst: str, kind: str | None, pattern: str | None, feature: str, time_axis: str,
-    nonfinite: Literal["raise", "keep"], collect: bool, overwrite: bool, as_json: bool,
+    nonfinite: Literal["raise", "keep"], collect: bool, overwrite: bool, remote: RemoteOptions,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Make a cache DST of the store SRC where it lies, without a copy; SRC is never written."""
     import featcache
@@ -176,6 +180,7 @@ def adopt(
         time_axis=axes[time_axis],
         nonfinite=nonfinite,
         overwrite=overwrite,
+        remote=remote,
     )
     if collect:
         cache.collect()
@@ -265,23 +270,24 @@ def _sample(text: str | None) -> int | Literal["all"] | None:
 )
 @_KIND
 @_PATTERN
+@at_url
 @JSON
 def estimate(
     src: str, feature: tuple[str, ...], utterances: int | None, kind: str | None,
-    pattern: str | None, as_json: bool,
+    pattern: str | None, remote: RemoteOptions, as_json: bool,
 ) -> None:  # fmt: skip
     """Estimate bytes, time and losses of a cache in other formats, by a few utterances of it."""
     from featcache import inspect
     from featcache.adoption.adopt import foreign_source
     from featcache.extraction.estimate import losses
 
-    settings = {"kind": kind, "pattern": pattern}
+    settings = {"kind": kind, "pattern": pattern, "remote": remote}
     known = {name: value for name, value in settings.items() if value is not None}
     told = inspect.estimate(
-        opened(src) if foreign_source(src) is None else src,
+        opened(src, remote=remote) if foreign_source(src, remote) is None else src,
         list(feature) or None,
         **({} if utterances is None else {"utterances": utterances}),
-        adopting=known or None,
+        adopting=known,
     )
     rows = [_way(row) for row in told.rows]
     if as_json:
@@ -335,35 +341,15 @@ URL = click.argument("url", metavar="URL")
 
 
 def _carries(function: Callable[..., Transfer]) -> Callable[..., None]:
-    """Give a verb the settings of a store and `--dry-run`, and tell what it has copied."""
+    """Give a verb the options of a store and `--dry-run`, and tell what it has copied."""
 
     @functools.wraps(function)
-    def called(
-        *,
-        endpoint: str | None,
-        region: str | None,
-        anonymous: bool,
-        dry_run: bool,
-        as_json: bool,
-        **places: str,
-    ) -> None:
-        from featcache.remote import RemoteOptions
-
-        remote = RemoteOptions(endpoint=endpoint, region=region, anonymous=anonymous)
-        done = function(**places, remote=remote, dry_run=dry_run)
+    def called(*, dry_run: bool, as_json: bool, **arguments: object) -> None:
+        done = function(**arguments, dry_run=dry_run)
         _tell(function.__name__, done, dry_run, as_json)
 
-    for option in (
-        JSON,
-        click.option("--endpoint", metavar="URL", help="A server that speaks S3."),
-        click.option(
-            "--region", metavar="NAME", help="Of the bucket; else as the environment says."
-        ),
-        click.option("--anonymous", is_flag=True, help="Send no credentials."),
-        click.option("--dry-run", is_flag=True, help="Only say what would be copied."),
-    ):
-        called = option(called)
-    return called
+    dry = click.option("--dry-run", is_flag=True, help="Only say what would be copied.")
+    return dry(at_url(JSON(called)))
 
 
 @verb

@@ -38,6 +38,7 @@ from featcache.errors import (
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from featcache.remote import RemoteOptions
     from featcache.store import Cache
 
 
@@ -321,6 +322,30 @@ _COMMON = (
 )  # fmt: skip
 
 
+def at_url(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb the options of a store behind a URL, as its argument `remote`."""
+
+    @functools.wraps(function)
+    def called(
+        *, endpoint: str | None, region: str | None, anonymous: bool, **others: object
+    ) -> None:
+        from featcache.remote import RemoteOptions
+
+        function(
+            remote=RemoteOptions(endpoint=endpoint, region=region, anonymous=anonymous), **others
+        )
+
+    for option in (
+        click.option("--anonymous", is_flag=True, help="Send no credentials."),
+        click.option(
+            "--region", metavar="NAME", help="Of the bucket; else as the environment says."
+        ),
+        click.option("--endpoint", metavar="URL", help="A server that speaks S3."),
+    ):
+        called = option(called)
+    return called
+
+
 def end(code: int) -> NoReturn:
     """End a verb that has printed all, with an exit code."""
     sys.stdout.flush()  # so that a reader that has gone is noticed here
@@ -404,7 +429,7 @@ class _Told(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if not is_quiet():
-            say(shown(record.getMessage(), lines=True), fg="yellow", err=True)
+            say(shown(in_words(record.getMessage()), lines=True), fg="yellow", err=True)
 
 
 @contextlib.contextmanager
@@ -433,6 +458,7 @@ def in_words(text: str) -> str:
             text = re.sub(rf"{name}(True\b|(?=\W|$)(?!'))", option, text)
             text = re.sub(rf"{name}'(\w+)'", rf"{option} \1", text)
             text = re.sub(rf"{name}('[^']*'|\d+\b)", rf"{option} \1", text)
+    text = re.sub(r"RemoteOptions\((--[\w-]+)\)", r"\1", text)
     return _CALL.sub(_typed, text)
 
 
@@ -499,7 +525,13 @@ def _print_error(name: str, error: Exception, text: str) -> None:
 _DEEPEST = 3  # folders below one that is named
 
 
-def opened(text: str | Path, *, version: str | None = None, check_reads: bool = False) -> Cache:
+def opened(
+    text: str | Path,
+    *,
+    version: str | None = None,
+    check_reads: bool = False,
+    remote: RemoteOptions | None = None,
+) -> Cache:
     """Open CACHE, or CACHE@TAG, to look at it: nothing is expected of what it was made from.
 
     A URL is opened, too. One that names a user is not cut at its `@`: it is refused as a whole.
@@ -507,12 +539,14 @@ def opened(text: str | Path, *, version: str | None = None, check_reads: bool = 
     from urllib.parse import urlsplit
 
     from featcache.reading import OpenSettings, located, open_generation
+    from featcache.remote import DEFAULT
     from featcache.store import Cache
 
     path, at, tag = str(text).rpartition("@")
     if at and path and "@" not in urlsplit(str(text)).netloc and not Path(text).exists():
-        return opened(path, version=tag, check_reads=check_reads)
-    place, settings = located(text, OpenSettings(check_reads=check_reads, version=version))
+        return opened(path, version=tag, check_reads=check_reads, remote=remote)
+    asked = OpenSettings(check_reads=check_reads, version=version)
+    place, settings = located(text, asked, remote or DEFAULT)
     return Cache(open_generation(place, None, settings))
 
 

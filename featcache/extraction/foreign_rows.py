@@ -487,7 +487,7 @@ def arrays_in_memory(arrays: Arrays, options: Options) -> Readable:
         if not isinstance(id := as_id(key), str):
             raise AdoptionError(f"the mapping has key {key!r}; ids are text")
         held = LoadedArrays(arrays[key], _where(key))
-        contents.append(Content(id, held.arrays(), held.values()))
+        contents.append(Content(id, id, held.arrays(), held.values()))
     named = replace(options, pattern=options.pattern or EACH)
     arranged = Arranged.of("the mapping", contents, named, one=False)
 

@@ -174,3 +174,29 @@ def test_names_that_all_end_like_statistics_are_ids(
     with caplog.at_level(logging.WARNING, "featcache"):
         assert set(door(kind(tmp_path / "source", arrays), tmp_path / "cache")) == set(arrays)
     assert not caplog.text
+
+
+def test_arrays_called_like_splits_are_no_utterances_unless_the_user_is_sure(
+    tmp_path: Path, door: Door, kind: Kind
+) -> None:
+    arrays: Arrays = {
+        f"x_{name}": np.ones((n, 30, 4), "f4") for n, name in ((9, "train"), (3, "dev"))
+    }
+    source = kind(tmp_path / "source", arrays)
+    with pytest.raises(AdoptionError, match=r"'x_dev'.* called like splits, and a cache is one"):
+        door(source, tmp_path / "cache")
+    assert set(door(source, tmp_path / "cache", pattern="{id}")) == set(arrays)
+
+
+def test_utterances_of_one_split_are_utterances(tmp_path: Path, door: Door, kind: Kind) -> None:
+    arrays: Arrays = {f"test_{n}": FRAMES[n:] for n in range(3)}
+    assert set(door(kind(tmp_path / "source", arrays), tmp_path / "cache")) == set(arrays)
+
+
+def test_few_arrays_of_frames_like_utterances_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, door: Door, kind: Kind
+) -> None:
+    arrays: Arrays = {"a": np.ones((9, 60, 4), "f4"), "b": np.ones((3, 60, 4), "f4")}
+    with caplog.at_level(logging.WARNING, "featcache"):
+        door(kind(tmp_path / "source", arrays), tmp_path / "cache")
+    assert "up to 9 frames of shape (60, 4), the first is 'a'; are these batches?" in caplog.text

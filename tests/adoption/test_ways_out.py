@@ -219,6 +219,28 @@ def own_shards(at: Path) -> Path:
     return at / "own"
 
 
+def splits(at: Path) -> Path:
+    return npy(at / "all", {"dev": np.stack([FRAMES, FRAMES]), "train": np.stack([FRAMES] * 3)})
+
+
+def splits_cut(at: Path, **beside: list[int]) -> Path:
+    arrays = {"dev": np.r_[FRAMES, FRAMES[:3]], "train": np.r_[FRAMES, FRAMES, FRAMES[:1]]}
+    columns = {f"{split}_{k}": np.array(v) for k, v in beside.items() for split in arrays}
+    return npy(at / "all", {**arrays, **columns})
+
+
+def splits_with_offsets(at: Path) -> Path:
+    return splits_cut(at, offsets=[0, 5, 8])
+
+
+def splits_with_starts(at: Path) -> Path:
+    return splits_cut(at, starts=[0, 5])
+
+
+def splits_with_lengths(at: Path) -> Path:
+    return splits_cut(at, lengths=[5, 3])
+
+
 def missing_key(at: Path) -> Path:
     path = npy(at / "all" / "collect_feats" / "data_feats", {"u1": FRAMES}) / "u1.npy"
     (at / "all" / "collect_feats" / "feats.scp").write_text(f"u1 {path}\n")
@@ -232,7 +254,8 @@ SOURCES: list[Callable[[Path], Path]] = [
     array_in_a_pickle, tensors_in_a_list, sparse_tensor, files_of_utterances, files_of_a_dataset,
     flat_of_other_lengths, compressed_zarr, cut_zarr, zipped, beside_others, grouped, virtual,
     external, never_written, never_written_at_once, written_in_part, compact, lzf, lzf_in_groups,
-    big_endian_hdf5, own_shards, missing_key,
+    big_endian_hdf5, own_shards, missing_key, splits, splits_with_offsets, splits_with_starts,
+    splits_with_lengths,
 ]  # fmt: skip
 
 

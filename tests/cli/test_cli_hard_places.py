@@ -289,6 +289,21 @@ def test_a_feature_that_one_cache_lacks_is_one_line(stored: Path, tmp_path: Path
     assert re.search(r"^differs +units: only in the first$", found.out, re.MULTILINE)
 
 
+def test_warnings_are_in_the_words_of_the_verb(tmp_path: Path) -> None:
+    (tmp_path / "all").mkdir()
+    for name, frames in (("u1", 5), ("u2", 0)):
+        np.save(tmp_path / f"all/{name}.npy", np.ones((frames, 4), np.float32))
+    np.save(tmp_path / "all/mean.npy", np.ones((1, 4), np.float32))
+    for verb in ("adopt", "convert"):
+        told = run(verb, tmp_path / "all", tmp_path / verb, "--pattern", "{id}").err
+        assert told.count("delete them from the cache (featcache delete; ") == 2
+    np.save(tmp_path / "all/u1.npy", np.ones((5, 60, 4), np.float32))
+    np.save(tmp_path / "all/u2.npy", np.ones((3, 60, 4), np.float32))
+    (tmp_path / "all/mean.npy").unlink()
+    told = run("adopt", tmp_path / "all", tmp_path / "batches").err
+    assert "or give --time-axis 0 if the first axis is the frames" in told
+
+
 def test_advice_is_in_the_words_of_the_verb(cache: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()

@@ -512,7 +512,7 @@ def refusal(door: str, source: Path, into: Path) -> str:
 MODULES = {
     *("ast", "csv", "gzip", "h5py", "io", "itertools", "json", "kaldi_native_io", "kaldiio"),
     *("lmdb", "msgpack"),
-    *("numpy", "pathlib", "pickle", "pyarrow", "scipy", "textgrid", "tfrecord", "torch"),
+    *("numpy", "pandas", "pathlib", "pickle", "scipy", "textgrid", "tfrecord", "torch"),
     *("webdataset", "zarr"),
 }
 
@@ -764,15 +764,48 @@ def test_frames_of_pandas_are_loaded_by_pandas(tmp_path: Path) -> None:
             door(tmp_path / "all.h5", tmp_path / "cache")
 
 
-def test_tuples_beside_texts_are_items(tmp_path: Path) -> None:
+PICKLED: dict[str, Callable[[object, Path], object]] = {
+    ".pt": torch.save,
+    ".pkl": lambda held, path: path.write_bytes(pickle.dumps(held)),
+}
+
+
+@pytest.mark.parametrize("door", ["adopt", "convert"])
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("end", PICKLED)
+def test_arrays_without_names_are_no_ids_unless_the_user_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, kind: type, door: str
+) -> None:
+    held = [torch.from_numpy(array) for array in MEL.values()]
+    PICKLED[end](kind(held), tmp_path / f"all{end}")
+    follow(refusal(door, tmp_path / f"all{end}", tmp_path / "a"), tmp_path, monkeypatch)
+    with featcache.open(tmp_path / "features") as cache:
+        for id, array in MELS.items():
+            assert np.array_equal(cache.read(id, "feats"), array)
+
+
+@pytest.mark.parametrize("door", ["adopt", "convert"])
+@pytest.mark.parametrize("end", PICKLED)
+def test_items_of_files_are_features_unless_the_user_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, door: str
+) -> None:
     """As of data sets that were saved item by item."""
-    each(tmp_path / "all", ".pt", lambda p, a: torch.save((torch.from_numpy(a), p.stem, 3), p))
-    with pytest.raises(AdoptionError, match=r"holds tuple, no tensor; featcache\.convert makes a"):
-        featcache.adopt(tmp_path / "all", tmp_path / "cache")
-    cache = featcache.convert(tmp_path / "all", tmp_path / "cache", progressbar=False)
-    assert list(cache.features) == ["item0"]
-    assert list(cache.annotation("item1")) == list(cache.ids)
-    assert np.array_equal(cache.read("u1", "item0"), MEL["u1"])
+    each(
+        tmp_path / "all", end,
+        lambda p, a: PICKLED[end]((torch.from_numpy(a), p.stem, torch.from_numpy(a[:, 0])), p),
+    )  # fmt: skip
+    follow(refusal(door, tmp_path / "all", tmp_path / "a"), tmp_path, monkeypatch)
+    with featcache.open(tmp_path / "features") as cache:
+        assert sorted(cache.features) == ["item0", "item2"]
+        assert list(cache.annotation("item1")) == list(cache.ids)
+        for id, array in MEL.items():
+            assert np.array_equal(cache.read(id, "item0"), array)
+            assert np.array_equal(cache.read(id, "item2"), array[:, 0])
+
+
+def test_lists_of_arrays_in_memory_have_no_names(tmp_path: Path) -> None:
+    with pytest.raises(AdoptionError, match=r"'u1': it is a list of 2, whose arrays have no name"):
+        featcache.convert({"u1": [*MEL.values()][:2]}, tmp_path / "cache", progressbar=False)
 
 
 @pytest.mark.filterwarnings("ignore")

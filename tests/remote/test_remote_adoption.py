@@ -616,3 +616,18 @@ def test_a_header_of_a_folder_costs_a_request(
     counts = requests_to(RemotePlace.of(bucket, how)).counts
     # what comes while it is looked for may be asked for again
     assert counts.gets - counts.hedges <= looked_for + 2 * len(ARRAYS)
+
+
+def test_the_commands_take_the_endpoint_of_a_store(
+    bucket: str, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_of(bucket, endpoint).put("feats.h5", (tmp_path / as_hdf5(tmp_path)).read_bytes())
+    there = [f"{bucket}/feats.h5", "--endpoint", endpoint, "--region", "us-east-1"]
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    for words in (["adopt", str(tmp_path / "a")], ["convert", str(tmp_path / "c")], ["estimate"]):
+        made = CliRunner().invoke(main, [words[0], there[0], *words[1:], *there[1:]])
+        assert made.exit_code == 0, made.output
+    assert featcache.open(tmp_path / "c").ids == sorted(ARRAYS)
+    refused = CliRunner().invoke(main, ["adopt", *there, str(tmp_path / "b"), "--anonymous"])
+    assert "does not let it be read (permission denied)" in refused.output
+    assert "or give --anonymous for a public one" in refused.output

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -35,8 +36,9 @@ from featcache.adoptable import (
     frames_first,
     stored_as,
 )
-from featcache.adoption.libraries.loads import WAVEFORMS, array_of
+from featcache.adoption.libraries.loads import WAVEFORMS, Loads, array_of
 from featcache.adoption.libraries.named_arrays import ArrayInfo
+from featcache.adoption.libraries.number_columns import REAL, TEXT, WHOLE, loads_of_rows
 from featcache.adoption.libraries.payloads import LOAD_IT, told
 from featcache.adoption.place import GatheredValues
 from featcache.errors import AdoptionError, MissingDependencyError
@@ -52,6 +54,7 @@ IDS = ("id", "ids", "utt_id", "uttid", "utterance_id", "utt", "key", "__key__")
 STATE = "state.json"  # of a data set that HuggingFace's `save_to_disk` wrote
 SPLITS = "dataset_dict.json"
 LOOK_AT = 64
+_PARTITION = re.compile(r"/([^/=]+)=[^/]*(?=/)")  # a folder that is a value of a column
 _log = logging.getLogger("featcache")
 
 
@@ -276,10 +279,10 @@ class _Index:
         for group in groups:
             if not group.schema.equals(groups[0].schema):
                 raise AdoptionError(f"{group.where} has other columns than {groups[0].where}")
-        self._id = self._id_of(fields.names)
         self._features = [each.name for each in fields if _holds_arrays(each.type)]
         if not self._features:
-            _refuse_columns(source, fields, self._id)
+            self._refuse_columns(source, fields)
+        self._id = self._id_of(fields.names)
         values = [each.name for each in fields if _is_value(each.type) and each.name != self._id]
         self._refuse_shapes(fields.names)
         if others := {*fields.names} - {*self._features, *values, self._id}:
@@ -386,32 +389,94 @@ class _Index:
         dtypes = dtypes if widest is None else [widest] * len(dtypes)
         return stored_as(name, self.ids, shapes, dtypes, self._options.time_axis)
 
+    def _refuse_columns(self, source: str, fields: pyarrow.Schema) -> NoReturn:
+        """Raise `AdoptionError` for a table without lists of numbers, with a line that loads it."""
+        import pyarrow
+
+        told = ", ".join(map(str, islice(fields, 4))) + ", ..." * (len(fields) > 4)
+        bytes_of = [each.name for each in fields if pyarrow.types.is_binary(each.type)]
+        why, way = f"it has no column of numbers in lists ({told})", LOAD_IT
+        if {"bytes", "path"} <= {*fields.names}:
+            way = f"these are files; {WAVEFORMS.partition('; ')[2]}, where they are waveforms"
+        elif bytes_of:
+            id, rows = self._id_of(fields.names), f"{_frame(source)}.to_dict('records')"
+            line = f"{{a[{id!r}]: {array_of(f'a[{bytes_of[0]!r}]')} for a in {rows}}}"
+            way = f"load it yourself, as by featcache.convert({line}, 'features')"
+        elif loads := self._loads_of(source, fields):
+            why += f": {loads.why}"
+            way = f"load it yourself, as by featcache.convert({loads.whole}, 'features')"
+        raise AdoptionError(f"{source!r}: {why}; {way}")
+
+    def _loads_of(self, source: str, fields: pyarrow.Schema) -> Loads | None:
+        """Return what loads a table of numbers in columns."""
+        folders = {name for group in self._groups for name in _PARTITION.findall(group.where)}
+        kinds = dict.fromkeys(sorted(folders), TEXT)
+        kinds |= {each.name: kind for each in fields if (kind := _kind_of(each.type))}
+
+        def repeats(name: str) -> bool:
+            if name in folders:
+                return True
+            ids = [
+                id for number in range(len(self._groups))
+                for id in self._read(number, [name]).column(name).to_pylist()
+            ]  # fmt: skip
+            return len({*ids}) < len(ids)
+
+        loads = loads_of_rows(kinds, lambda _: _frame(source), repeats)
+        if loads is None or loads.whole:
+            return loads
+        load = loads.each.replace(_frame(source), f"{_reader(source)}(p)")
+        return loads._replace(whole=f"{{p.stem: {load} for p in {_paths(source)}}}")
+
     def _refuse_twice(self) -> None:
         if len(set(self.ids)) < len(self.ids):
             twice = Counter(self.ids).most_common(1)[0][0]
-            raise AdoptionError(f"{self._source!r} has utterance {twice!r} twice")
+            rows = [row for row, id in enumerate(self.ids) if id == twice][:2]
+            groups = np.searchsorted(self._first, rows, "right") - 1
+            where = dict.fromkeys(self._groups[group].where for group in groups)
+            raise AdoptionError(
+                f"{self._source!r} has utterance {twice!r} twice: in {' and in '.join(where)}; "
+                "leave one of the rows out"
+            )
 
 
-def _refuse_columns(source: str, fields: pyarrow.Schema, id: str) -> NoReturn:
-    """Raise `AdoptionError` for a table without lists of numbers, with the line that loads it."""
+def _frame(source: str) -> str:
+    """Return an expression for a source as a data frame of pandas."""
+    path = Path(source)
+    if (path / STATE).exists():
+        return f"datasets.load_from_disk({source!r}).to_pandas()"
+    read = _reader(source)
+    if path.is_file() or (path.is_dir() and read.endswith("parquet")):
+        return f"{read}({source!r})"
+    return f"pandas.concat(map({read}, {_paths(source)}))"
+
+
+def _reader(source: str) -> str:
+    paths = [Path(source), *Path(source).rglob("*")]
+    is_parquet = any(path.suffix.lower() in PARQUET for path in paths)
+    return "pandas.read_parquet" if is_parquet else "pandas.read_feather"
+
+
+def _paths(source: str) -> str:
+    """Return an expression for the paths of a source."""
+    path = Path(source)
+    if path.is_file():
+        return f"[pathlib.Path({source!r})]"
+    if path.is_dir():
+        ends = sorted({each.suffix for each in path.rglob("*") if each.suffix.lower() in SUFFIXES})
+        return f"sorted(pathlib.Path({source!r}).rglob({'*' + ends[0]!r}))"
+    return f"sorted(pathlib.Path({str(path.parent)!r}).glob({path.name!r}))"
+
+
+def _kind_of(kind: pyarrow.DataType) -> str | None:
+    """Return what a column holds, as `loads_of_rows` takes it; None for what is no value."""
     import pyarrow
 
-    told = ", ".join(map(str, islice(fields, 4))) + ", ..." * (len(fields) > 4)
-    bytes_of = [each.name for each in fields if pyarrow.types.is_binary(each.type)]
-    numbers = [each.name for each in fields if pyarrow.types.is_floating(each.type)]
-    way = LOAD_IT
-    if {"bytes", "path"} <= {*fields.names}:
-        way = f"these are files; {WAVEFORMS.partition('; ')[2]}, where they are waveforms"
-    elif (bytes_of or numbers) and not source.endswith((".arrow", ".ipc")):
-        npy = array_of(f"a[{bytes_of[0]!r}]" if bytes_of else "")
-        library = "feather" if source.endswith(".feather") else "parquet"
-        table = f"pyarrow.{library}.read_table({source!r})"
-        line = f"{{a[{id!r}]: {npy} for a in {table}.to_pylist()}}"
-        if not bytes_of:  # rows are frames
-            grouped = f"{table}.to_pandas().groupby({id!r}, sort=False)"
-            line = f"{{k: g[{numbers!r}].to_numpy() for k, g in {grouped}}}"
-        way = f"load it yourself, as by featcache.convert({line}, 'features')"
-    raise AdoptionError(f"{source!r} has no column of numbers in lists ({told}); {way}")
+    types = pyarrow.types
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    if types.is_floating(kind) or types.is_integer(kind):
+        return REAL if types.is_floating(kind) else WHOLE
+    return TEXT if _is_value(kind) else None
 
 
 def _refuse_large(where: str) -> NoReturn:

@@ -51,7 +51,7 @@ class LmdbStore:
                     continue
                 id = _text(database + b"/" + key if database else key, place.name)
                 held = _held(value, id, place.name)
-                contents.append(Content(id, held.arrays(), held.values()))
+                contents.append(Content(id, path, held.arrays(), held.values()))
                 keys.append((database, key))
                 held.close()
             names = {database for database, _ in keys}

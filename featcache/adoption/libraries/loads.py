@@ -33,7 +33,7 @@ SOUND = (
     *(".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".sph", ".aiff", ".aif", ".au"),
     *(".webm", ".mp4"),
 )
-_WAVES = (b"RIFF", b"RIFX", b"fLaC", b"OggS", b"NIST")
+WAVES = (b"RIFF", b"RIFX", b"fLaC", b"OggS", b"NIST")
 _PICKLE = ("PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "MARK")  # opcodes without values
 
 
@@ -148,10 +148,12 @@ def loads_of_binary(path: Path, front: bytes) -> Loads | None:
 
 
 _MODULE = re.compile(rb"c([\w.]+)\n\w+\n")  # of what a pickle looks up
+_TUPLE = re.compile(rb"[t\x85-\x87](q.|r.{4}|\x94)?\.\Z", re.DOTALL)  # the end of a pickle of one
 _PLAIN = {"torch", "collections", "numpy", "_codecs", "builtins"}
 _TORCH = (".pt", ".pth", ".ckpt")
 _OF_ZARR = ("zarr.json", ".zarray")
 _MEMBERS = 64  # of a tar
+_END_BYTES = 16  # of a pickle, which tell a tuple
 
 
 def _json_at(path: Path) -> dict[str, Any]:
@@ -274,6 +276,8 @@ def _of_torch(pickled: bytes) -> Loads | None:
         return Loads("rows are no mapping of ids", _rows(id, _LOAD))
     if top == "pairs":
         return Loads("pairs are no mapping of ids", f"dict({_LOAD})")
+    if top in ("list", "rows", "tuple"):
+        return _of_items("lists and tuples have no names", _LOAD)
     modules = {name.decode().partition(".")[0] for name in _MODULE.findall(pickled)}
     if top == "dict" and not modules <= _PLAIN:
         tensors = f"{{k: v for k, v in {_LOAD}.items() if torch.is_tensor(v)}}"
@@ -286,7 +290,7 @@ def _rows(id: str, rows: str) -> str:
 
 
 def _top(pickled: bytes) -> tuple[str, list[str]]:
-    """Return what a pickle holds: a "dict", a "list", "rows" or "pairs" in one, or "other".
+    """Return what a pickle holds: "dict", "tuple" or "list", "rows" or "pairs" in one, or "other".
 
     Nothing is run. Beside it are the first words of text.
     """
@@ -306,7 +310,7 @@ def _top(pickled: bytes) -> tuple[str, list[str]]:
         is_pairs = is_text and of_arrays
         rows = "rows" if second == "EMPTY_DICT" else "pairs" if is_pairs else "list"
         return rows, words
-    return "other", words
+    return "tuple" if _TUPLE.search(pickled) else "other", words
 
 
 def _of_pickle(path: Path) -> Loads | None:
@@ -315,9 +319,12 @@ def _of_pickle(path: Path) -> Loads | None:
         return None
     with path.open("rb") as file:
         front = file.read(MOST_BYTES)
+        file.seek(max(path.stat().st_size - _END_BYTES, 0))
+        end = file.read(_END_BYTES)
     if b"joblib.numpy_pickle" in front[:4096]:
         return Loads(RUNS_CODE, "joblib.load(<path>)", "joblib.load(<path>)")
     load, (top, words) = "pickle.loads(<bytes>)", _top(front)
+    top = "tuple" if top == "other" and _TUPLE.search(end) else top
     if b"pandas" in front[:4096]:
         rows = f"{load}.itertuples(index=False)"
         why = f"{RUNS_CODE} (ids and arrays are the first two columns, in this line)"
@@ -326,9 +333,19 @@ def _of_pickle(path: Path) -> Loads | None:
         return Loads(RUNS_CODE, _rows(id, load))
     if top == "pairs":
         return Loads(RUNS_CODE, f"dict({load})")
-    if top in ("list", "rows"):
-        return Loads(RUNS_CODE, numbered(load), load)
+    if top in ("list", "rows", "tuple"):
+        of_arrays = b"ndarray" in front or b"_rebuild_tensor" in front or top == "rows"
+        return (
+            _of_items(RUNS_CODE, load)
+            if of_arrays
+            else Loads(RUNS_CODE, numbered(load, "numpy.array(a)"), f"numpy.array({load})")
+        )
     return Loads(RUNS_CODE, load, load)
+
+
+def _of_items(why: str, load: str) -> Loads:
+    """Return what loads a list or a tuple of arrays, maybe beside texts and numbers."""
+    return Loads(why, numbered(load), f"{{f'item{{n}}': a for n, a in enumerate({load})}}")
 
 
 def _of_npy(path: Path) -> Loads | None:
@@ -594,74 +611,6 @@ def _of_hdf5(path: Path, front: bytes) -> Loads | None:
     scale = "d.attrs.get('CLASS') != b'DIMENSION_SCALE'"
     load = f"{{k: d[()] for k, d in h5py.File(<path>).items() if {scale}}}"
     return Loads("netCDF's dimensions are no arrays", load, load)
-
-
-# Objects of Kaldi's archives that are no matrices and no vectors, by their bytes.
-
-_KALDI = {
-    "Posterior": "[[t, i, w] for t, some in enumerate(v) for i, w in some]).reshape(-1, 3",
-    "Int32VectorVector": "[[t, i] for t, some in enumerate(v) for i in some]).reshape(-1, 2",
-    "Int32PairVector": "v).reshape(-1, 2",
-    "FloatPairVector": "v, 'float32').reshape(-1, 2",
-    "Int8Vector": "v, 'int8'",
-    "Int32": "v, 'int32'",
-    "Float": "v, 'float32'",
-    "Double": "v",
-}
-
-
-def loads_of_kaldi(path: Path) -> Loads | None:
-    """Return what loads archives, or an scp of such, by the first object."""
-    if path.name == "wav.scp":
-        return Loads(WAVEFORMS)
-    with path.open("rb") as file:
-        id, _, rest = file.readline(MOST_BYTES).partition(b" ")
-        if path.suffix == ".scp":
-            place, _, offset = rest.strip().decode(errors="replace").rpartition(":")
-            if rest.rstrip()[-1:] in (b"|", b"]") or not Path(place or offset).is_file():
-                return None
-            with Path(place or offset).open("rb") as named:
-                named.seek(int(offset) if place else 0)
-                front = named.read(MOST_BYTES)
-        else:
-            file.seek(len(id) + 1)
-            front = file.read(MOST_BYTES)
-    if front[:4] in _WAVES:
-        return Loads(WAVEFORMS)
-    what = _object_of_kaldi(front)
-    if what is None:
-        return None
-    rows = f"kaldi_native_io.Sequential{what}Reader({f'{path.suffix[1:]}:'!r} + str(<path>))"
-    return Loads(
-        "Kaldi's library reads it", f"{{k: numpy.array({_KALDI[what]}) for k, v in {rows}}}"
-    )
-
-
-def _object_of_kaldi(data: bytes) -> str | None:
-    if data[:1] != b"\0":  # text
-        return "Posterior" if data.partition(b"\n")[0].count(b"[") > 1 else None
-    if data[2:3] == b"\x08":
-        return "Double"
-    if data[2:3] == b"\4" and data[7:8] == b"\1":
-        return "Int8Vector"
-    # integers, or floats, each behind its size
-    found = np.frombuffer(
-        data[2 : 2 + (len(data) - 2) // 5 * 5], [("size", "u1"), ("number", "<i4")]
-    )
-    sized = np.cumprod(found["size"] == 4).astype(bool)  # up to the next id
-    first, *rest = found["number"][sized].tolist() or [0]
-    is_float = any(abs(each) > 1 << 24 for each in rest or [first])
-    if not rest:
-        return ("Float" if is_float else "Int32") if first else None
-    for what, numbers in (("Int32VectorVector", 1), ("Posterior", 2)):
-        at = 0
-        for _ in range(first):
-            at += 1 + numbers * rest[at] if at < len(rest) and rest[at] >= 0 else len(rest) + 1
-        if at == len(rest):
-            return what
-    if len(rest) == 2 * first:
-        return "FloatPairVector" if is_float else "Int32PairVector"
-    return None
 
 
 _LoadsOf = Callable[[Path, bytes], Loads | None]

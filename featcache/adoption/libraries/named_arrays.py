@@ -98,14 +98,16 @@ class Content(NamedTuple):
     """Arrays of a file, and what else it holds."""
 
     stem: str
+    path: str  # of the file, for messages
     arrays: Mapping[str, ArrayInfo]
     values: Mapping[str, object]
     # those that may say how the others are cut into utterances, by `flat_arrays`
     columns: Mapping[str, Array] = NO_COLUMNS
 
     @classmethod
-    def of(cls, stem: str, file: OpenedArrays) -> Content:
+    def of(cls, path: str, file: OpenedArrays) -> Content:
         """Read what a file holds, and lists of offsets, lengths and ids."""
+        stem = str(PurePosixPath(path).with_suffix(""))
         arrays, values = file.arrays(), file.values()
         columns = {
             key: file.read(key)
@@ -114,7 +116,7 @@ class Content(NamedTuple):
         }
         texts = {key: value for key, value in values.items() if is_list_of_texts(value)}
         columns |= {key: np.array(value) for key, value in texts.items() if key.lower() in IDS}
-        return cls(stem, arrays, values, columns)
+        return cls(stem, path, arrays, values, columns)
 
     def cuts(self, source: str, time_axis: TimeAxis) -> tuple[FlatNames, CutArrays] | None:
         """Return how arrays are cut into utterances; None where no array says so.
@@ -186,11 +188,7 @@ class Arranged:
         for (number, key), (id, feature) in labels.items():
             known = found.setdefault(feature, {})
             if id in known:
-                where = (files[each].stem for each in (known[id].file, number))
-                raise AdoptionError(
-                    f"{source!r} has utterance {id!r}, feature {feature!r} twice: "
-                    f"in {' and in '.join(map(repr, where))}"
-                )
+                raise _twice(source, f"{id!r}, feature {feature!r}", files, known[id].file, number)
             known[id] = ArrayPlace(number, key, files[number].arrays[key])
         if not found:
             raise AdoptionError(f"{source!r} has no array called like {names.pattern!r}")
@@ -279,11 +277,22 @@ def _cut_arrays(
             found.setdefault(feature, []).extend(places)
         ids += arrays.ids
     if twice := [id for id, count in Counter(ids).items() if count > 1]:
-        raise AdoptionError(f"{source!r} has utterance {twice[0]!r} twice; {CONVERT}")
+        of_one = zip(ids, next(iter(found.values())), strict=False)
+        owners = [each.file for id, each in of_one if id == twice[0]]
+        raise _twice(source, repr(twice[0]), files, *owners[:2])
     for feature, all_places in found.items():
         if len(all_places) != len(ids):
             raise AdoptionError(f"{source!r}: not all files have {feature!r}; {CONVERT}")
     return Arranged(ids, found, {}, pattern=None)
+
+
+def _twice(source: str, what: str, files: Sequence[Content], one: int, other: int) -> AdoptionError:
+    """Return the error of an utterance that two files have, or one file twice."""
+    named = dict.fromkeys(files[number].path for number in (one, other))
+    return AdoptionError(
+        f"{source!r} has utterance {what} twice: in {' and in '.join(map(repr, named))}; take one "
+        "away"
+    )
 
 
 def _tells_ids(columns: Mapping[str, Array]) -> bool:
@@ -485,7 +494,7 @@ class FilesOfArrays:
         for number, path in enumerate(paths):
             file = self._opened(place, paths, number)
             try:
-                contents.append(Content.of(_stem(path), file))
+                contents.append(Content.of(path, file))
             finally:
                 file.close()
         arranged = Arranged.of(place.name, contents, options, one=bool(what))
@@ -503,10 +512,6 @@ def _stored(source: str, arranged: Arranged, options: Options) -> dict[str, Stor
         if options.pattern is None:
             refuse_features(source, arranged.ids, None)
         raise
-
-
-def _stem(path: str) -> str:
-    return str(PurePosixPath(path).with_suffix(""))
 
 
 class _OpenFiles:

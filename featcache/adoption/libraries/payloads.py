@@ -6,7 +6,7 @@ import io
 import pickle
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -87,13 +87,7 @@ def told(where: str) -> Iterator[None]:
 
 
 def flattened(held: object, where: str, path: str = "") -> Iterator[tuple[str, object]]:
-    """Yield what dicts hold by the path of the keys, such as `mel/utt-1`.
-
-    Arrays in a list, maybe beside texts and numbers, are called `item0`, `item1` ...
-    """
-    if isinstance(held, list | tuple) and _are_arrays(held):
-        width = len(str(len(held) - 1))
-        held = {f"item{number:0{width}}": each for number, each in enumerate(held)}
+    """Yield what dicts hold by the path of the keys, such as `mel/utt-1`."""
     if not isinstance(held, Mapping):
         yield path, held
         return
@@ -104,10 +98,6 @@ def flattened(held: object, where: str, path: str = "") -> Iterator[tuple[str, o
         if name == path:
             raise AdoptionError(f"{where} has an empty key")
         yield from flattened(value, where, name)
-
-
-def _are_arrays(held: Sequence[object]) -> bool:
-    return any(map(_is_array, held)) and all(_is_array(each) or is_value(each) for each in held)
 
 
 def _is_array(value: object) -> bool:
@@ -133,8 +123,13 @@ class LoadedArrays:
 
     def refuse(self, key: str, value: object) -> NoReturn:
         """Raise `AdoptionError` for what is no array and no value."""
-        named = f"its {key!r} is" if key else "it is"
-        raise AdoptionError(f"{self._where}: {named} {type(value).__name__}, no array; {LOAD_IT}")
+        named, kind = f"its {key!r}" if key else "it", type(value).__name__
+        if isinstance(value, list | tuple) and any(map(_is_array, value)):
+            raise AdoptionError(
+                f"{self._where}: {named} is a {kind} of {len(value)}, whose arrays have no names; "
+                f"say whether these are ids or features; {LOAD_IT}"
+            )
+        raise AdoptionError(f"{self._where}: {named} is {kind}, no array; {LOAD_IT}")
 
     def arrays(self) -> Mapping[str, ArrayInfo]:
         """Return what arrays there are."""

@@ -9,11 +9,13 @@ import ast
 import csv
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice, takewhile
 from pathlib import Path
+from typing import Any
 
+from featcache.adoption.libraries.kaldi_objects import loads_of_kaldi
 from featcache.adoption.libraries.loads import (
     IDS,
     MOST_BYTES,
@@ -24,20 +26,25 @@ from featcache.adoption.libraries.loads import (
     Loads,
     loads_of_binary,
     loads_of_folder,
-    loads_of_kaldi,
     numbered,
 )
+from featcache.adoption.libraries.number_columns import REAL, TEXT, WHOLE, loads_of_rows
 from featcache.errors import AdoptionError, describe
 
 _FILES = 64  # of a folder
 _MOST_JSON = 1 << 26  # bytes of a file that is read whole
 _AS_TEXT = "numbers as text have no dtype"
 _PATHS = "it lists files of arrays"
+_PARSES: dict[str, Callable[[str], Any]] = {
+    "json.loads": json.loads,
+    "ast.literal_eval": ast.literal_eval,
+}
+_UNNAMED = "Unnamed: 0"  # as pandas calls a column without a name
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(nan|inf)", re.IGNORECASE)
 _MEMBER = re.compile(r"(.*\.zip):\d+:\d+")  # as fairseq names members
 _TEXT_MATRIX = re.compile(rb"\S+\s+\[(\s|$)")  # of Kaldi
 _OPENS = {".gz": "gzip", ".tgz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
-_READS_FILES = ("loadtxt(", "joblib.load(", "loadmat(", "numpy.load(", "load_ark(")
+_READS_FILES = ("loadtxt(", "read_csv(", "joblib.load(", "loadmat(", "numpy.load(", "load_ark(")
 _ADOPTED = (".npy", ".pt", ".pth", ".ckpt", ".h5", ".hdf5", ".safetensors")
 _FILES_AS_GROUPS = (".h5", ".hdf5")
 _COPIED = (".npz", ".parquet", ".arrow", ".feather", ".lmdb", ".tar", ".ark")
@@ -89,7 +96,8 @@ def known_way(source: Path) -> str:
         if path.suffix in (".ark", ".scp"):
             loads = loads_of_kaldi(path) or _of_kaldi(path, front)
         if loads is not None and loads.why != ONE_ARRAY:
-            return _told(loads, source, files, None).partition("; ")[2]
+            told = _told(loads, source, files, None)
+            return told.partition("; ")[2] or told
     return ""
 
 
@@ -249,7 +257,7 @@ def _of_text_archive() -> Loads:
 def _of_json(path: Path, text: bytes) -> Loads | None:
     """Return what loads JSON: a mapping or a list, or an object a line."""
     lines = text.splitlines()
-    for parse, name in ((json.loads, "json.loads"), (ast.literal_eval, "ast.literal_eval")):
+    for name, parse in _PARSES.items():
         first: object = None
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             first = parse(lines[0].decode())
@@ -257,12 +265,24 @@ def _of_json(path: Path, text: bytes) -> Loads | None:
             rows = f"map({name}, <lines>)"
             if column := _of_paths(first):
                 return Loads(_PATHS, _loaded(column, first, rows))
-            return _of_columns(first, rows)
+            return _of_columns(first, rows) or _of_records(lines, name, rows)
     if path.suffix != ".json" or path.stat().st_size > _MOST_JSON:
         return None
     with suppress(ValueError, RecursionError):
         return _of_whole_json(json.loads(path.read_bytes()))
     return None
+
+
+def _of_records(lines: Sequence[bytes], parse: str, rows: str) -> Loads | None:
+    """Return what loads an object a line of text and single numbers."""
+    columns: dict[str, list[str]] = {}
+    with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+        for line in lines:
+            for name, value in dict(_PARSES[parse](line.decode())).items():
+                columns.setdefault(name, []).append(str(value))
+    kinds = {name: _kind_of(values) for name, values in columns.items()}
+    frame = f"pandas.DataFrame({rows})"
+    return loads_of_rows(kinds, lambda _: frame, lambda name: _repeats(columns[name]), "float32")
 
 
 def _of_whole_json(held: object) -> Loads | None:
@@ -346,11 +366,7 @@ def _of_text(lines: Sequence[str], path: Path) -> Loads | None:
     rows = [*csv.reader(some, delimiter=sign)] if sign != " " else [*map(str.split, some)]
     if sign == "|" and (barred := _of_bars(rows)) is not None:
         return barred
-    has_header = len(rows) > 1 and not any(map(_is_number, rows[0]))
-    if len(rows) > 1 and not rows[0][0] and len(rows[1]) == len(rows[0]):  # of pandas
-        columns = f"range(1, {len(rows[0])})"
-        load = f"numpy.loadtxt(<path>, delimiter={sign!r}, skiprows=1, usecols={columns}, ndmin=2)"
-        return Loads(_AS_TEXT, "", load) if all(map(_is_number, rows[1])) else None
+    has_header = len(rows) > 1 and _is_header(rows[0])
     first = rows[1] if has_header else rows[0]
     if has_header and len(first) == len(rows[0]):
         named = dict(zip(rows[0], first, strict=True))
@@ -359,9 +375,49 @@ def _of_text(lines: Sequence[str], path: Path) -> Loads | None:
         table = f"csv.DictReader(<lines>, delimiter={sign!r})"
         if column := _of_paths(named):
             return Loads(_PATHS, _loaded(column, named, table))
-        if found := _of_columns(named, table):
+        if found := _of_columns(named, table) or _of_named_numbers(lines, path, sign):
             return found
     return _of_numbers(rows, first, sign, skip=int(has_header))
+
+
+def _is_header(words: Sequence[str]) -> bool:
+    """Whether a row names columns; pandas numbers those that nobody named."""
+    numbers = [word for word in words if _is_number(word)]
+    return numbers == [*map(str, range(len(numbers)))] and len(numbers) != 1
+
+
+def _of_named_numbers(lines: Sequence[str], path: Path, sign: str) -> Loads | None:
+    """Return what loads a table of numbers in columns by name, an index of pandas in front."""
+    names, *table = csv.reader(lines, delimiter=sign) if sign != " " else map(str.split, lines)
+    if {len(names)} != {*map(len, table)} or len({*names}) < len(names):
+        return None
+    columns = dict(zip(names, map(list, zip(*table, strict=True)), strict=True))
+    if "" in names and _kind_of(unnamed := columns.pop("")) == TEXT:
+        columns = {_UNNAMED: unnamed} | columns
+    kinds = {name: _kind_of(words) for name, words in columns.items()}
+    signs = {" ": r", sep='\s+'", ",": ""}.get(sign, f", sep={sign!r}")
+
+    def read(id: str | None) -> str:
+        text = ""
+        if id is not None:  # which may be 007, or NA
+            text = f", dtype={{{id!r}: str}}, keep_default_na=False, na_values=['', 'nan', 'NaN']"
+        return f"pandas.read_csv(<path>{signs}{text})"
+
+    if {*columns.get("name", ())} == {"unknown"}:  # of openSMILE, which was told no name
+        del kinds["name"]
+    found = loads_of_rows(kinds, read, lambda name: _repeats(columns[name]), "float32")
+    return found and found._replace(why=f"{_AS_TEXT}; {found.why}")
+
+
+def _repeats(values: Sequence[str]) -> bool:
+    return len({*values}) < len(values)
+
+
+def _kind_of(words: Sequence[str]) -> str:
+    """Return what a column of words holds; missing numbers are reals."""
+    if not all(_is_number(word) or not word for word in words):
+        return TEXT
+    return WHOLE if all(word.lstrip("+-").isdigit() for word in words) else REAL
 
 
 def _of_clusters(path: Path) -> Loads:
