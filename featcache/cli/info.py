@@ -31,10 +31,9 @@ from featcache.cli.verb import (
     room,
     say,
     shown,
-    size,
     verb,
 )
-from featcache.errors import StaleCacheError, counted
+from featcache.errors import StaleCacheError, bytes_text, counted
 from featcache.remote import is_url
 
 Info = dict[str, Any]  # as `inspect.info` returns it
@@ -121,7 +120,7 @@ def _print(told: list[Info], names: list[str]) -> None:
             counted(sum(each["utterances"] for each in known), "utterance"),
             *([f"{sum(hours):,.2f} hours"] if hours else []),
             counted(frames, "frame"),
-            size(sum(each["bytes"] for each in known)),
+            bytes_text(sum(each["bytes"] for each in known)),
         ]
         say(", ".join(words), bold=True)
     rows: list[list[str]] = []
@@ -172,7 +171,7 @@ def _cells(feature: Told | None) -> list[str]:
         "-" if not dims else "x".join(map(str, dims)),
         feature["dtype"],
         f"{feature['backend']}{codec}",
-        size(feature["bytes"]),
+        bytes_text(feature["bytes"]),
     ]
 
 

@@ -33,6 +33,7 @@ from featcache.errors import (
     FeatcacheError,
     NotACacheError,
     counted,
+    written_out,
 )
 
 if TYPE_CHECKING:
@@ -63,16 +64,7 @@ def shown(text: str, *, lines: bool = False) -> str:
     >>> shown("a\\x1b[2Jb"), shown("a\\nb"), shown("a\\nb", lines=True)
     ('a\\\\x1b[2Jb', 'a\\\\nb', 'a\\nb')
     """
-    if text.isprintable():
-        return text
-    return "".join(
-        each if each.isprintable() or (lines and each == "\n") else _written_out(each)
-        for each in text
-    )
-
-
-def _written_out(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+    return written_out(text, "\n" if lines else "")
 
 
 def _width(text: str) -> int:
@@ -231,19 +223,6 @@ def be_quiet() -> None:
 
 
 # Numbers for people.
-
-
-def size(count: float) -> str:
-    """Return bytes for people.
-
-    >>> size(950), size(4_300_000)
-    ('950 B', '4.3 MB')
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.95:
-            return f"{count:,.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB"
 
 
 def number(value: float | None) -> str:

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.errors import bytes_text
 from featcache.interface import Array, Ints
 from featcache.report_page.facts import CacheFacts
 from featcache.report_page.histograms import histogram, length_edges
@@ -124,20 +125,6 @@ def hours_text(hours: float) -> str:
     ('960.12', '0.30', '0.012')
     """
     return f"{hours:,.2f}" if hours >= 0.1 or hours == 0 else f"{hours:.2g}"
-
-
-def bytes_text(value: float) -> str:
-    """Return bytes in decimal units.
-
-    >>> bytes_text(999), bytes_text(18_900_000)
-    ('999 B', '18.9 MB')
-    """
-    units = ["B", "kB", "MB", "GB", "TB"]
-    while value >= 999.5 and len(units) > 1:
-        value /= 1000
-        units.pop(0)
-    unit = units[0]
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
 
 
 def nbytes(value: int, of: str | None = None) -> Html:

@@ -23,7 +23,7 @@ from featcache._cached import cached_property
 from featcache._progress import bar
 from featcache.container_files import write_durably
 from featcache.container_files.lock import FILES as LOCK_FILES
-from featcache.errors import CacheError, CorruptCacheError
+from featcache.errors import CacheError, CorruptCacheError, bytes_text
 from featcache.format import (
     FORMAT_VERSION,
     NAME,
@@ -78,7 +78,7 @@ class Transfer:
     def __str__(self) -> str:
         there = f"{self.skipped} {'was' if self.skipped == 1 else 'were'} there already"
         return (
-            f"{self.files} file{'' if self.files == 1 else 's'} of {self.nbytes / 1e6:.1f} MB "
+            f"{self.files} file{'' if self.files == 1 else 's'} of {bytes_text(self.nbytes)} "
             f"in {self.requests} requests; {there}"
         )
 
