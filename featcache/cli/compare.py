@@ -10,24 +10,18 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from featcache._progress import bar
+from featcache.cli.output import Told, duration, hint, print_json, say, shown, value_text
 from featcache.cli.verb import (
     CACHES,
     IMPOSSIBLE,
     JSON,
     NO,
-    Told,
-    duration,
     end,
     found,
-    hint,
     in_words,
     opened,
     place,
-    print_json,
-    say,
-    shown,
     tell_pending,
-    value_text,
     verb,
 )
 from featcache.errors import CorruptCacheError, FeatcacheError, bytes_text, counted

@@ -11,21 +11,16 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 import click
 
+from featcache.cli.output import Told, hint, print_json, print_table, say, shown
 from featcache.cli.verb import (
     CACHE,
     JSON,
     NO,
     WHERE,
-    Told,
     end,
-    hint,
     in_words,
     json_of,
     opened,
-    print_json,
-    print_table,
-    say,
-    shown,
     tell_pending,
     verb,
 )

@@ -10,27 +10,29 @@ from typing import IO, Any
 
 import click
 
-from featcache.cli.verb import (
-    CACHES,
-    IMPOSSIBLE,
-    JSON,
-    NO,
+from featcache.cli.output import (
     Told,
     ago,
     duration,
-    end,
-    found,
     has_unicode,
-    in_words,
     is_quiet,
-    json_of,
     number,
-    opened,
     print_json,
     print_table,
     room,
     say,
     shown,
+)
+from featcache.cli.verb import (
+    CACHES,
+    IMPOSSIBLE,
+    JSON,
+    NO,
+    end,
+    found,
+    in_words,
+    json_of,
+    opened,
     verb,
 )
 from featcache.errors import StaleCacheError, bytes_text, counted

@@ -12,23 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 import numpy as np
 
-from featcache.cli.verb import (
-    CACHE,
-    CACHES,
-    JSON,
-    Told,
-    duration,
-    hint,
-    is_quiet,
-    opened,
-    place,
-    print_json,
-    print_table,
-    say,
-    shown,
-    tell_pending,
-    verb,
-)
+from featcache.cli.output import Told, duration, hint, is_quiet, print_json, print_table, say, shown
+from featcache.cli.verb import CACHE, CACHES, JSON, opened, place, tell_pending, verb
 from featcache.errors import UnknownNameError, bytes_text, counted, nearest
 
 if TYPE_CHECKING:
