@@ -391,6 +391,8 @@ def field_of_bins(title: str, description: str, bins: Ints, axes: tuple[Axis, Ax
     return _labelled(plot, x, y, tall=True)
 
 
+# A cache on the page, the scales that several share, and the pieces that sections are made of.
+
 IN_FULL = 12  # features; of more, one row each
 MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 
