@@ -271,7 +271,7 @@ Collate = Callable[[Any], Any]
 class ItemDataset(Protocol):
     """A data set: indexed by an id or a row, gives `(id, {name: array})`; or a `FeatureDataset`."""
 
-    def __getitem__(self, index: object, /) -> Any:
+    def __getitem__(self, index: Any, /) -> Any:
         """Return an utterance."""
         ...
 
