@@ -181,6 +181,30 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def bytes_text(count: float) -> str:
+    """Return a number of bytes in the unit that fits, in three digits.
+
+    >>> bytes_text(999), bytes_text(18_900_000)
+    ('999 B', '18.9 MB')
+    """
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while count >= 999.5 and len(units) > 1:
+        count /= 1000
+        units.pop(0)
+    return f"{count:.0f} B" if units[0] == "B" else f"{count:.3g} {units[0]}"
+
+
+def written_out(text: str, but: str = "") -> str:
+    r"""Return a stranger's text with its control characters written out, those of `but` kept.
+
+    >>> print(written_out("a\x1b[2Jb\n"), end="")
+    a\x1b[2Jb\n
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in but else repr(each)[1:-1] for each in text)
+
+
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return which known names are close to `name` in any case, or all: a message's end.
 

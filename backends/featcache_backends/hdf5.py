@@ -313,6 +313,9 @@ def _creation_properties(h5py: ModuleType) -> h5py.h5p.PropDCID:
     return properties
 
 
+# Arrays that are written into a file beside HDF5, which tells where they belong.
+
+
 class PagePieces:
     """Pieces of a file whose bytes were in hand, each within one page.
 
@@ -458,6 +461,9 @@ def _runs(blocks: Sequence[Placed]) -> Iterator[tuple[int, list[memoryview]]]:
         yield begin, run
 
 
+# Errors of the disk as h5py tells them.
+
+
 @contextlib.contextmanager
 def system_errors(path: Path) -> Iterator[None]:
     """Raise as `OSError`, with number and file, what h5py repeats only in words."""
@@ -469,6 +475,9 @@ def system_errors(path: Path) -> Iterator[None]:
             raise
         code = number if isinstance(number, int) else int(number[1]) if number else errno.EIO
         raise OSError(code, getattr(error, "strerror", None) or str(error), str(path)) from error
+
+
+# HDF5's own compression, deflate and shuffle, as a codec, without HDF5.
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,8 @@ def _header(feature: FeatureSpec, rows: int, nbytes: int) -> bytes:
     return npy_header(dtype, (rows, *dims), max(HEADER_BYTES, len(longest)))
 
 
+# int8: float32 in a byte a number, with a scale for each block and dimension.
+
 MAGIC = b"int8"
 HEAD_BYTES = 8  # in front of the numbers
 LOW = np.dtype("<f4")

@@ -227,6 +227,8 @@ def _shard_name(number: int) -> str:
     return f"shard-{number:06d}.tar"
 
 
+# Members of a tar file: headers of ustar and pax.
+
 # what follows the checksum in the header of a file, and of a PAX record
 _USTAR = {kind: kind + bytes(100) + b"ustar\x0000" + bytes(247) for kind in (b"0", b"x")}
 
@@ -265,6 +267,8 @@ def _pax_record(key: str, value: str) -> bytes:
 def _padded(data: bytes) -> bytes:
     return data + bytes(-len(data) % BLOCK_BYTES)
 
+
+# Samples of WebDataset, as the bytes in a tar that lie around the arrays.
 
 SMALL_BYTES = 1 << 13  # pieces smaller than this are put together: each costs a microsecond
 ENCODED = {ord(char): f"%{ord(char):02X}" for char in "%./"} | {

@@ -140,6 +140,8 @@ def _import_crc32c() -> Crc32c:
     return value
 
 
+# The columns and `zarr.json` documents that make the files of one feature a Zarr v3 group.
+
 Json = Mapping[str, object]
 COLUMNS = ("ids", "offsets", "lengths")  # arrays beside the one of frames
 LITTLE_ENDIAN: Json = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -290,6 +292,8 @@ class Group:
 def _int64(values: array[int]) -> bytes:
     return np.array(values, "<i8").tobytes()
 
+
+# Frames of a feature in the shards of a group.
 
 Crc32c = Callable[[bytes], int]
 MISSING = 2**64 - 1  # offset and size of an inner chunk that a shard does not have
@@ -454,6 +458,8 @@ class _Shard:
         data = index.tobytes()
         return filling + data + crc32c(data).to_bytes(4, "little")
 
+
+# Codecs that Zarr knows, `zstd` and `blosc`: a block is one frame or buffer of numcodecs.
 
 COMPRESSORS = ("blosclz", "lz4", "lz4hc", "zlib", "zstd")
 SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")  # in the order of Blosc's numbers for them

@@ -36,6 +36,8 @@ from featcache.adoption.place import GatheredValues, Window
 from featcache.errors import AdoptionError
 from featcache.interface import Array
 
+# The members of a tar file: names and where their bytes lie, told by the headers alone.
+
 BLOCK_BYTES = 512
 MOST_RECORD_BYTES = 1 << 20
 ZEROS = bytes(BLOCK_BYTES)
@@ -145,6 +147,8 @@ def _damaged(file: Window, at: int, what: str) -> AdoptionError:
     return AdoptionError(f"tar {file.path!r}, byte {at}: {what}")
 
 
+# Samples of a shard: members side by side, by key and field, as webdataset cuts names.
+
 KEY = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 NO_SAMPLE = re.compile(r"__[^/]*__(?:$|/)")
 MOST_BYTES = 1 << 22  # of a field that is read
@@ -203,6 +207,8 @@ def id_of(key: str, said: object) -> str:
     """
     return said if isinstance(said, str) and said and unquote(key) == said else key
 
+
+# Members of shards that NumPy or torch loads, `.npz` and `.pth`, for a copy.
 
 SUFFIXES = frozenset({"npy", "npz", "pth", "pt", "ten"})
 PICKLES = frozenset({"pyd", "pkl", "pickle"})
@@ -280,6 +286,8 @@ def _sample(
 def _where(member: TarMember, path: str) -> str:
     return f"member {member.name!r} of {path!r}"
 
+
+# The kind of store.
 
 LOOK_AT = 100  # files of a folder
 NPY = "npy"

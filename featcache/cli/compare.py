@@ -10,28 +10,21 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from featcache._progress import bar
+from featcache.cli.output import Told, duration, hint, print_json, say, shown, value_text
 from featcache.cli.verb import (
     CACHES,
     IMPOSSIBLE,
     JSON,
     NO,
-    Told,
-    duration,
     end,
     found,
-    hint,
     in_words,
     opened,
     place,
-    print_json,
-    say,
-    shown,
-    size,
     tell_pending,
-    value_text,
     verb,
 )
-from featcache.errors import CorruptCacheError, FeatcacheError, counted
+from featcache.errors import CorruptCacheError, FeatcacheError, bytes_text, counted
 
 if TYPE_CHECKING:
     from featcache.inspect import Diff
@@ -180,9 +173,11 @@ def _print_verified(told: Told) -> None:
     if told["checked"] == "sample":
         what = f"{told['utterances_checked']:,} of {what}"
     if not _is_damaged(told):
-        speed = f", {size(told['bytes'] / seconds)}/s" if told["bytes"] and seconds > 0.1 else ""
+        speed = (
+            f", {bytes_text(told['bytes'] / seconds)}/s" if told["bytes"] and seconds > 0.1 else ""
+        )
         columns = told["checked"] == "columns"
-        read = "index and statistics alone" if columns else size(told["bytes"])
+        read = "index and statistics alone" if columns else bytes_text(told["bytes"])
         state = click.style("whole", fg="green")
         say(f"{state}  {path}: {what}, {read}, {duration(seconds)}{speed}")
         return
@@ -325,7 +320,7 @@ def _change(key: str, was: object, now: object) -> str:
     if key == "lengths":
         return f"longer in the first {was:,}, in the second {now:,}"
     if key == "bytes" and isinstance(was, int) and isinstance(now, int):
-        return f"{size(was)} -> {size(now)}"
+        return f"{bytes_text(was)} -> {bytes_text(now)}"
     return f"{key} {was} -> {now}"
 
 

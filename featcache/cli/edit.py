@@ -11,26 +11,20 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 import click
 
+from featcache.cli.output import Told, hint, print_json, print_table, say, shown
 from featcache.cli.verb import (
     CACHE,
     JSON,
     NO,
     WHERE,
-    Told,
     end,
-    hint,
     in_words,
     json_of,
     opened,
-    print_json,
-    print_table,
-    say,
-    shown,
-    size,
     tell_pending,
     verb,
 )
-from featcache.errors import CacheError, ConfigError, FeatcacheError, counted
+from featcache.errors import CacheError, ConfigError, FeatcacheError, bytes_text, counted
 
 if TYPE_CHECKING:
     from featcache.store import Cache
@@ -200,7 +194,7 @@ def collect(cache: str, as_json: bool) -> None:
     if as_json:
         print_json("collect", {"path": str(whole.path), "bytes": whole.nbytes})
     else:
-        say(f"{shown(cache)}: {counted(len(whole), 'utterance')}, {size(whole.nbytes)}")
+        say(f"{shown(cache)}: {counted(len(whole), 'utterance')}, {bytes_text(whole.nbytes)}")
 
 
 @verb
@@ -222,11 +216,11 @@ def compact(cache: str, dry_run: bool, drop_tags: bool, as_json: bool) -> None:
     elif dry_run:
         deleted = counted(before["deleted"], "deleted or replaced utterance")
         say(
-            f"{counted(before['parts'], 'part')} with {deleted}; about {size(max(freed, 0))} would "
-            "be freed"
+            f"{counted(before['parts'], 'part')} with {deleted}; about "
+            f"{bytes_text(max(freed, 0))} would be freed"
         )
     else:
-        say(f"{size(max(freed, 0))} freed, {counted(after['parts'], 'part')}")
+        say(f"{bytes_text(max(freed, 0))} freed, {counted(after['parts'], 'part')}")
 
 
 def _stored(cache: Cache) -> dict[str, int]:

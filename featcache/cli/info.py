@@ -10,31 +10,32 @@ from typing import IO, Any
 
 import click
 
-from featcache.cli.verb import (
-    CACHES,
-    IMPOSSIBLE,
-    JSON,
-    NO,
+from featcache.cli.output import (
     Told,
     ago,
     duration,
-    end,
-    found,
     has_unicode,
-    in_words,
     is_quiet,
-    json_of,
     number,
-    opened,
     print_json,
     print_table,
     room,
     say,
     shown,
-    size,
+)
+from featcache.cli.verb import (
+    CACHES,
+    IMPOSSIBLE,
+    JSON,
+    NO,
+    end,
+    found,
+    in_words,
+    json_of,
+    opened,
     verb,
 )
-from featcache.errors import StaleCacheError, counted
+from featcache.errors import StaleCacheError, bytes_text, counted
 from featcache.remote import is_url
 
 Info = dict[str, Any]  # as `inspect.info` returns it
@@ -121,7 +122,7 @@ def _print(told: list[Info], names: list[str]) -> None:
             counted(sum(each["utterances"] for each in known), "utterance"),
             *([f"{sum(hours):,.2f} hours"] if hours else []),
             counted(frames, "frame"),
-            size(sum(each["bytes"] for each in known)),
+            bytes_text(sum(each["bytes"] for each in known)),
         ]
         say(", ".join(words), bold=True)
     rows: list[list[str]] = []
@@ -172,7 +173,7 @@ def _cells(feature: Told | None) -> list[str]:
         "-" if not dims else "x".join(map(str, dims)),
         feature["dtype"],
         f"{feature['backend']}{codec}",
-        size(feature["bytes"]),
+        bytes_text(feature["bytes"]),
     ]
 
 

@@ -16,29 +16,22 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.cli.verb import (
-    CACHE,
-    JSON,
-    NO,
-    WHERE,
+from featcache.cli.output import (
     Told,
-    end,
     has_unicode,
     hint,
     in_colour,
     json_line,
     number,
-    opened,
     plain,
     print_json,
     print_table,
     room,
     say,
     shown,
-    tell_pending,
     value_text,
-    verb,
 )
+from featcache.cli.verb import CACHE, JSON, NO, WHERE, end, opened, tell_pending, verb
 from featcache.errors import KeyNotFoundError, MissingDependencyError, counted, nearest
 from featcache.interface import Array
 

@@ -12,26 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 import numpy as np
 
-from featcache.cli.verb import (
-    CACHE,
-    CACHES,
-    JSON,
-    Told,
-    at_url,
-    duration,
-    hint,
-    is_quiet,
-    opened,
-    place,
-    print_json,
-    print_table,
-    say,
-    shown,
-    size,
-    tell_pending,
-    verb,
-)
-from featcache.errors import UnknownNameError, counted, nearest
+from featcache.cli.output import Told, duration, hint, is_quiet, print_json, print_table, say, shown
+from featcache.cli.verb import CACHE, CACHES, JSON, at_url, opened, place, tell_pending, verb
+from featcache.errors import UnknownNameError, bytes_text, counted, nearest
 
 if TYPE_CHECKING:
     from featcache.adoptable import TimeAxis
@@ -137,7 +120,7 @@ def _print_made(name: str, cache: Cache, as_json: bool) -> None:
     else:
         count = counted(len(cache), "utterance")
         features = ", ".join(cache.features)
-        say(shown(f"{cache.path}: {count} of {features}, {size(cache.nbytes)}"))
+        say(shown(f"{cache.path}: {count} of {features}, {bytes_text(cache.nbytes)}"))
 
 
 @verb
@@ -245,7 +228,7 @@ def report(
 
 def _print_report(told: Report, took: str, *, several: bool) -> None:
     which = f"{told.sampled:,} of {told.of:,}" if told.sampled < told.of else f"all {told.of:,}"
-    say(shown(f"{told.path}  {size(told.bytes)}, values of {which} utterances, {took}"))
+    say(shown(f"{told.path}  {bytes_text(told.bytes)}, values of {which} utterances, {took}"))
     named = ""
     for each in told.findings:
         if several and each.cache != named:
@@ -297,8 +280,8 @@ def estimate(
         return
     time = duration(told.hours * 3600)
     say(
-        f"{counted(told.utterances, 'utterance')}, as declared {size(told.nbytes)}, {time} in one "
-        "process", bold=True,
+        f"{counted(told.utterances, 'utterance')}, as declared {bytes_text(told.nbytes)}, {time} "
+        "in one process", bold=True,
     )  # fmt: skip
     print_table(
         ["feature", "backend", "codec", "dtype", "bytes", "time", "note", *_LOSSES],
@@ -332,7 +315,7 @@ def _cells(row: Told) -> list[str]:
     note = "as declared" if row["declared"] else "" if row["lossless"] else "lossy"
     names = [row[name] for name in ("feature", "backend", "codec", "dtype")]
     time = duration(row["seconds"]) if row["seconds"] >= 1 else "under 1 s"
-    return [*names, size(row["bytes"]), time, note]
+    return [*names, bytes_text(row["bytes"]), time, note]
 
 
 # The verbs between a disk and an object store: `push`, `pull`, `sync`.

@@ -22,6 +22,7 @@ from featcache.errors import (
     FeatureError,
     IncompleteError,
     KeyNotFoundError,
+    bytes_text,
 )
 from featcache.extraction.conversion_source import (
     ConversionSource,
@@ -56,7 +57,7 @@ from featcache.reading import OpenedPart, stored_blocks
 from featcache.registry import RAW, is_lossless
 from featcache.store import Cache
 from featcache.store import open as open_cache
-from featcache.tables import FeatureTable, said_bytes
+from featcache.tables import FeatureTable
 from featcache.workers.config import ParallelConfig, config_or_client
 from featcache.workers.pickling import pack, unpack
 from featcache.writing import part_writer
@@ -468,7 +469,7 @@ class ConversionRun:
         if there:
             rows = np.setdiff1d(rows, self._back.find(list(committed(self.writer.path))))
         coming = self._foretold(rows)
-        text = f"converting to {self.writer.path.name} ({said_bytes(coming.nbytes)})"
+        text = f"converting to {self.writer.path.name} ({bytes_text(coming.nbytes)})"
         bar = ProgressBar(text, size, size - len(rows), [], shown=self.progressbar)
         with bar.bar:
             if self._copies is not None:
@@ -537,7 +538,7 @@ class ConversionRun:
         why += "free some space, or declare a codec or a smaller dtype"
         check_free(path, coming.nbytes, why)
         about = f", in about {coming.seconds:,.0f} s in one process" if coming.seconds >= 1 else ""
-        text, size = "converting %d utterances to %r: %s%s", said_bytes(coming.nbytes)
+        text, size = "converting %d utterances to %r: %s%s", bytes_text(coming.nbytes)
         _log.info(text, len(rows), str(path), size, about)
         return coming
 

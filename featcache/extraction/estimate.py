@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from featcache._checks import whole_number
 from featcache._tensors import as_tensor
 from featcache.declaration import Features, FeatureStorageConfig
-from featcache.errors import ConfigError, FeatureError, MissingDependencyError, counted
+from featcache.errors import ConfigError, FeatureError, MissingDependencyError, bytes_text, counted
 from featcache.extraction.conversion_source import (
     ConversionSource,
     TableRow,
@@ -26,7 +26,7 @@ from featcache.interface import Array, Ints, storage_dtype
 from featcache.reading import Generation
 from featcache.registry import backend_names, get_backend, is_lossless
 from featcache.store import open as open_cache
-from featcache.tables import FeatureTable, boxed, escaped, grid, said_bytes, tiles
+from featcache.tables import FeatureTable, boxed, escaped, grid, tiles
 from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.part_writer import PartWriter
 
@@ -304,11 +304,11 @@ class Estimate:
 
     def __repr__(self) -> str:
         smallest = min(self.rows, key=lambda row: row.nbytes, default=None)
-        least = f"; least {said_bytes(smallest.nbytes)}" if smallest is not None else ""
+        least = f"; least {bytes_text(smallest.nbytes)}" if smallest is not None else ""
         way = f" of {smallest.feature} in {smallest.backend} {smallest.codec}" if smallest else ""
         return (
             f"<Estimate: {counted(self.utterances, 'utterance')}, as declared "
-            f"{said_bytes(self.nbytes)}, {said_hours(self.hours)}{least}{way}>"
+            f"{bytes_text(self.nbytes)}, {said_hours(self.hours)}{least}{way}>"
         )
 
     def __str__(self) -> str:
@@ -343,7 +343,7 @@ class Estimate:
         most = rows[:MOST_SHOWN]
         figures = [
             (f"{self.utterances:,}", "utterances"),
-            (said_bytes(self.nbytes), "as declared"),
+            (bytes_text(self.nbytes), "as declared"),
             (said_hours(self.hours), "in one process"),
         ]
         return boxed(
@@ -356,13 +356,13 @@ class Estimate:
         frames = ", ".join(f"{count:,} of {name}" for name, count in self.frames.items())
         return [
             f"{self.utterances:,} utterances, frames: {frames}",
-            f"as declared: {said_bytes(self.nbytes)}, {said_hours(self.hours)} in one process",
+            f"as declared: {bytes_text(self.nbytes)}, {said_hours(self.hours)} in one process",
         ]
 
     def _cells(self) -> Iterator[tuple[str, ...]]:
         for row in self.rows:
             what = "as declared" if row.declared else "" if row.lossless else "lossy"
-            size, time = said_bytes(row.nbytes), said_hours(row.hours)
+            size, time = bytes_text(row.nbytes), said_hours(row.hours)
             yield row.feature, row.backend, row.codec, row.dtype, size, time, *losses(row), what
 
 

@@ -368,6 +368,8 @@ def _digest(opened: OpenedReadable) -> str:
     return made.hexdigest()
 
 
+# Compressed files, unpacked for the while of one call.
+
 AT_ONCE = 1 << 20  # bytes
 _BROKEN = (OSError, EOFError, lzma.LZMAError, ValueError)
 # by suffix: what is left of the name, and what opens it
@@ -472,6 +474,9 @@ def _unpack(path: Path, into: Path) -> None:
     sync_directory(into.parent)
     partly.replace(into)
     sync_directory(into.parent)
+
+
+# Arrays in memory, or loaded when they are asked for: a mapping of ids.
 
 
 def arrays_in_memory(arrays: Arrays, options: Options) -> Readable:

@@ -146,7 +146,9 @@ def _feature_columns(indexes: Sequence[Index], order: Ints, name: str) -> Column
             yield f"{name}.{what}", _joined(filled, dtype)[source if what in OF_EXTENTS else order]
 
 
-def annotation_columns(ids: Sequence[str], annotations: Sequence[Values], order: Ints) -> Columns:
+def columns_of_annotations(
+    ids: Sequence[str], annotations: Sequence[Values], order: Ints
+) -> Columns:
     """Yield the annotations of utterances as columns, in the order of the rows that they become."""
     kinds = kinds_of(zip(ids, annotations, strict=True))
     for name, kind in sorted(kinds.items()):

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.errors import bytes_text
 from featcache.interface import Array, Ints
 from featcache.report_page.facts import CacheFacts
 from featcache.report_page.histograms import histogram, length_edges
@@ -124,20 +125,6 @@ def hours_text(hours: float) -> str:
     ('960.12', '0.30', '0.012')
     """
     return f"{hours:,.2f}" if hours >= 0.1 or hours == 0 else f"{hours:.2g}"
-
-
-def bytes_text(value: float) -> str:
-    """Return bytes in decimal units.
-
-    >>> bytes_text(999), bytes_text(18_900_000)
-    ('999 B', '18.9 MB')
-    """
-    units = ["B", "kB", "MB", "GB", "TB"]
-    while value >= 999.5 and len(units) > 1:
-        value /= 1000
-        units.pop(0)
-    unit = units[0]
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
 
 
 def nbytes(value: int, of: str | None = None) -> Html:
@@ -403,6 +390,8 @@ def field_of_bins(title: str, description: str, bins: Ints, axes: tuple[Axis, Ax
     plot = image(url, f"{title}: {description}", class_="field")
     return _labelled(plot, x, y, tall=True)
 
+
+# A cache on the page, the scales that several share, and the pieces that sections are made of.
 
 IN_FULL = 12  # features; of more, one row each
 MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]

@@ -29,6 +29,8 @@ from featcache.report_page.values import (
 from featcache.store import Cache
 from featcache.tables import FeatureTable, Selection
 
+# Rules: which rows are odd, by how much, and a sentence on each.
+
 EQUAL_FRAMES = 3  # in a row
 CLIPPED = 0.01  # of the values of an utterance
 DEVIATIONS = 6.0  # of means and deviations from those of others
@@ -327,6 +329,9 @@ MOST_NAMES = 5
 BUCKETS = 8
 MUCH_PADDING = 0.2
 TOLD_AFTER_S = 10  # of reading, a bar
+
+
+# Facts of a cache.
 
 
 @dataclass(frozen=True)

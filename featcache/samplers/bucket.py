@@ -25,6 +25,8 @@ from featcache.samplers.by_length import LengthsLike, SamplerByLength, longest_o
 from featcache.samplers.epoch import GROUP_SIZES, State, shuffled_in_groups
 from featcache.tables import Order, RowOrder, drawn, orders, share_of, stable_order
 
+# Lengths that batches are padded to: few of them, for what is compiled for each shape.
+
 PadTo = int | Sequence[int]  # all multiples of a number, or a list of lengths
 
 

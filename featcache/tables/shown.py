@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 
 from featcache._checks import whole_number
 from featcache.declaration import DeclaredFeature
-from featcache.errors import ConfigError, FeatcacheError, MissingDependencyError, counted
+from featcache.errors import (
+    ConfigError,
+    FeatcacheError,
+    MissingDependencyError,
+    bytes_text,
+    counted,
+    written_out,
+)
 from featcache.interface import Ints
 from featcache.reading import Generation
 
@@ -24,21 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from featcache.tables.table import FeatureTable
-
-
-# Numbers in words.
-
-
-def said_bytes(nbytes: float) -> str:
-    """Return a number of bytes in the unit that fits.
-
-    >>> said_bytes(1.5e9), said_bytes(20_000)
-    ('1.5 GB', '20 kB')
-    """
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes:.0f} bytes"
 
 
 def shortened(text: str, most: int = 60) -> str:
@@ -161,8 +153,7 @@ BINS = 40
 
 def escaped(text: object, most: int = 60) -> str:
     """Return text as HTML has it, cut where it is long; control characters are shown."""
-    shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in str(text))
-    return html.escape(shortened(shown, most))
+    return html.escape(shortened(written_out(str(text)), most))
 
 
 def boxed(*pieces: str) -> str:
@@ -277,7 +268,7 @@ def _figures(table: FeatureTable, state: str) -> Iterator[tuple[str, str]]:
     if (hours := hours_known(table)) is not None:
         yield f"{hours:,.2f}", "hours"
     if (nbytes := bytes_known(table)) is not None:
-        figure, unit = said_bytes(nbytes).split(" ")
+        figure, unit = bytes_text(nbytes).split(" ")
         yield figure, unit
     if state:
         yield state, ""
@@ -288,7 +279,7 @@ def cache_line(table: FeatureTable, place: str, state: str) -> str:
     hours, nbytes = hours_known(table), bytes_known(table)
     size = [counted(len(table), "utterance"), *([f"{hours:,.2f} h"] if hours is not None else [])]
     parts = [", ".join(size), features_line(table)]
-    parts += [said_bytes(nbytes)] if nbytes is not None else []
+    parts += [bytes_text(nbytes)] if nbytes is not None else []
     return f"{place!r}: {'; '.join(filter(None, [*parts, state]))}"
 
 
@@ -408,5 +399,4 @@ def _along(table: FeatureTable, feature: str) -> str:
 
 def _plain(text: str) -> str:
     """Return an id as matplotlib shows it as it is: a dollar sign would begin mathematics."""
-    shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
-    return shortened(shown).replace("$", r"\$")
+    return shortened(written_out(text)).replace("$", r"\$")

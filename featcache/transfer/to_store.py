@@ -23,9 +23,10 @@ from featcache._cached import cached_property
 from featcache._progress import bar
 from featcache.container_files import write_durably
 from featcache.container_files.lock import FILES as LOCK_FILES
-from featcache.errors import CacheError, CorruptCacheError
+from featcache.errors import CacheError, CorruptCacheError, bytes_text, counted
 from featcache.format import (
     FORMAT_VERSION,
+    JOURNAL,
     NAME,
     NOT_AS_WRITTEN,
     OWN,
@@ -66,7 +67,7 @@ class Transfer:
     """The files that a push or a pull copied, or would copy, and those that were there already.
 
     >>> print(Transfer("push", files=3, nbytes=2_000_000, skipped=1, requests=5))
-    3 files of 2.0 MB in 5 requests; 1 was there already
+    3 files of 2 MB in 5 requests; 1 was there already
     """
 
     verb: str  # "push" or "pull"
@@ -78,7 +79,7 @@ class Transfer:
     def __str__(self) -> str:
         there = f"{self.skipped} {'was' if self.skipped == 1 else 'were'} there already"
         return (
-            f"{self.files} file{'' if self.files == 1 else 's'} of {self.nbytes / 1e6:.1f} MB "
+            f"{counted(self.files, 'file')} of {bytes_text(self.nbytes)} "
             f"in {self.requests} requests; {there}"
         )
 
@@ -281,7 +282,7 @@ MOST_AHEAD = 32  # files that are sent at a time
 MOST_AHEAD_BYTES = 96 << 20  # of memory
 MEMORY_BYTES = PIECES_AT_ONCE * PIECE_BYTES  # of one file
 TRIES = 3  # to put a manifest, which a store does not try by itself
-NO_PART = (*LOCK_FILES, "journal.jsonl")
+NO_PART = (*LOCK_FILES, JOURNAL)
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,8 @@ from featcache.format.part import (
     SEAL,
     Columns,
     SealedPart,
-    annotation_columns,
     checksums,
+    columns_of_annotations,
     container_columns,
     index_columns,
     new_part_name,
@@ -165,7 +165,7 @@ class PartRows:
         """Return their annotations as columns, in the order of the rows that they become."""
         if self.copied is not None:
             return self.copied(order)
-        return annotation_columns(self.ids, self._annotations, order)
+        return columns_of_annotations(self.ids, self._annotations, order)
 
 
 class _Arrays:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.errors import KeyNotFoundError
+from featcache.errors import KeyNotFoundError, bytes_text
 from featcache.tables import shown
 
 HOSTILE = "<script>alert('&')</script>"
@@ -72,7 +72,7 @@ def test_a_cache_is_a_line_and_a_page(tmp_path: Path) -> None:
     assert repr(cache) == (
         f"<Cache {str(tmp_path / 'cache')!r}: 30 utterances, {frames / 360000:.2f} h; "
         "fbank (frames, 4, 2) float32 memmap, units (frames,) uint8 memmap, "
-        f"xvector (5,) float32 memmap; {shown.said_bytes(cache.nbytes)}; complete>"
+        f"xvector (5,) float32 memmap; {bytes_text(cache.nbytes)}; complete>"
     )
     page = checked(cache._repr_html_())
     for said in ("30 utterances", f"{frames:,}", "float32", "memmap", "complete", HOSTILE[:8]):
