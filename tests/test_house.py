@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,19 +31,6 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.Functi
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             inner = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
             yield from functions(node, inner)
-
-
-def public_names(tree: ast.Module) -> set[str]:
-    """Return the names without a `_` that a file gives to what it makes."""
-    names = set()
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            inner = (each for target in targets for each in ast.walk(target))
-            names |= {each.id for each in inner if isinstance(each, ast.Name)}
-    return {name for name in names if not name.startswith("_")}
 
 
 def code_lines(function: ast.FunctionDef) -> int:
@@ -94,15 +82,21 @@ def test_no_two_classes_have_one_name() -> None:
 
 
 @pytest.mark.parametrize("package", ["format", "reading", "tables"])
-def test_a_name_of_a_face_is_one_thing(package: str) -> None:
-    """A face that is all public names of its files would hide one of two, or a file."""
-    files = sorted((HOUSE / package).glob("[a-z]*.py"))
-    names = [name for path in files for name in public_names(ast.parse(path.read_text()))]
-    names += [path.stem for path in files]
-    assert {name for name in names if names.count(name) > 1} == set()
-    face = ast.parse((HOUSE / package / "__init__.py").read_text())
-    taken = {node.module for node in face.body if isinstance(node, ast.ImportFrom)}
-    assert taken == {f"featcache.{package}.{path.stem}" for path in files}
+def test_a_face_gives_what_others_use_and_no_more(package: str) -> None:
+    given = importlib.import_module(f"featcache.{package}").__all__
+    assert len(set(given)) == len(given)
+    files = {path.stem for path in (HOUSE / package).glob("[a-z]*.py")}
+    used = set[str]()
+    for folder in ("featcache", "backends", "tests", "benchmarks", "recipes"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if (HOUSE / package) not in path.parents:
+                used |= {
+                    alias.name
+                    for node in ast.walk(ast.parse(path.read_text()))
+                    if isinstance(node, ast.ImportFrom) and node.module == f"featcache.{package}"
+                    for alias in node.names
+                }
+    assert used - files == set(given)
 
 
 def test_each_helper_at_the_root_of_the_tests_is_on_their_map() -> None:

@@ -1,14 +1,102 @@
-"""Reading a cache that is published: numpy arrays, torch tensors, checks; writes nothing.
+"""Reading a cache that is published: numpy arrays, torch tensors, checks; writes nothing."""
 
-The face of the package is all that its files name without a `_`.
-"""
+from featcache.reading.containers import Containers, Wanted
+from featcache.reading.feature_arrays import (
+    MOST_FRAMES,
+    FeatureArrays,
+    OpenedPart,
+    joined,
+    memory_for,
+    stored_blocks,
+)
+from featcache.reading.generation import Generation, OpenSettings
+from featcache.reading.opening import (
+    ROLE,
+    CachePath,
+    Expectation,
+    ago,
+    check_complete,
+    damage_of,
+    joined_mapping,
+    located,
+    made_at,
+    made_by,
+    missing_from,
+    note_compared,
+    open_again,
+    open_generation,
+    witnesses,
+)
+from featcache.reading.roots import (
+    NO_PLACES,
+    PathOrUrl,
+    absolute_roots,
+    check_roots,
+    read_roots,
+    roots_of,
+    write_root,
+)
+from featcache.reading.shell import RemoteCache
+from featcache.reading.unpublished import Unpublished, pending_of
+from featcache.reading.verify import (
+    IN_A_STORE,
+    ContainerPages,
+    Damage,
+    DamagedArray,
+    PageDamage,
+    container_damage,
+    own_containers,
+    page_damage,
+    raise_damage,
+    remedy_of,
+    tell_unequal_ends,
+)
 
-from featcache.reading.containers import *
-from featcache.reading.damage import *
-from featcache.reading.feature_arrays import *
-from featcache.reading.generation import *
-from featcache.reading.opening import *
-from featcache.reading.roots import *
-from featcache.reading.shell import *
-from featcache.reading.unpublished import *
-from featcache.reading.verify import *
+__all__ = [
+    "IN_A_STORE",
+    "MOST_FRAMES",
+    "NO_PLACES",
+    "ROLE",
+    "CachePath",
+    "ContainerPages",
+    "Containers",
+    "Damage",
+    "DamagedArray",
+    "Expectation",
+    "FeatureArrays",
+    "Generation",
+    "OpenSettings",
+    "OpenedPart",
+    "PageDamage",
+    "PathOrUrl",
+    "RemoteCache",
+    "Unpublished",
+    "Wanted",
+    "absolute_roots",
+    "ago",
+    "check_complete",
+    "check_roots",
+    "container_damage",
+    "damage_of",
+    "joined",
+    "joined_mapping",
+    "located",
+    "made_at",
+    "made_by",
+    "memory_for",
+    "missing_from",
+    "note_compared",
+    "open_again",
+    "open_generation",
+    "own_containers",
+    "page_damage",
+    "pending_of",
+    "raise_damage",
+    "read_roots",
+    "remedy_of",
+    "roots_of",
+    "stored_blocks",
+    "tell_unequal_ends",
+    "witnesses",
+    "write_root",
+]
