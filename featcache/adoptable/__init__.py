@@ -415,7 +415,8 @@ def frames_first(shape: tuple[int, ...], time_axis: TimeAxis) -> tuple[int, ...]
     if not isinstance(time_axis, int) or time_axis == 0 or not shape:
         return tuple(axes)
     if not -len(shape) <= time_axis < len(shape):
-        raise AdoptionError(f"has shape {shape}, and no axis {time_axis} of frames")
+        last = "; -1 is the last axis of each" if time_axis > 0 else ""
+        raise AdoptionError(f"has shape {shape}, and no axis {time_axis} of frames{last}")
     first = time_axis % len(shape)
     return first, *(axis for axis in axes if axis != first)
 
@@ -451,7 +452,8 @@ def _guess(shapes: set[tuple[int, ...]]) -> str:
         return "; are they transposed? give time_axis=1 if the second axis is the frames"
     if len({shape[:-1] for shape in shapes}) == 1:
         return "; are the frames the last axis? give time_axis=-1 if they are"
-    return ""
+    axes = [axis for axis, lengths in enumerate(zip(*shapes, strict=True)) if len({*lengths}) > 1]
+    return f"; is axis {axes[0]} the frames? give time_axis={axes[0]}" if len(axes) == 1 else ""
 
 
 def _agree(

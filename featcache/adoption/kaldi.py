@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from array import array
 from dataclasses import replace
 from itertools import islice
@@ -75,6 +76,8 @@ class KaldiKind:
             archives = [what] if what else [each for each in place.files() if _is_ark(each)]
             if not archives:
                 raise AdoptionError(f"there is no {SCP} nor .ark file in {place.name!r}")
+            if not what and not is_pattern(place.name):
+                _refuse_several(place, archives)
             scp, objects = _walked(place, archives)
             annotations = {}
         feature = _feature(place, scp, objects, options, _frame_s(place, path))
@@ -231,6 +234,17 @@ def _tell_others(place: Place) -> None:
             "with a feature= of its own",
             place.name, SCP, ", ".join(map(repr, others)),
         )  # fmt: skip
+
+
+def _refuse_several(place: Place, archives: list[str]) -> None:
+    """Raise `AdoptionError` for archives whose names differ by more than a number."""
+    names = {re.sub(r"\d+", "#", path): path for path in archives}
+    if len(names) > 1:
+        told = ", ".join(map(repr, [*names.values()][:4]))
+        raise AdoptionError(
+            f"{place.name!r} holds archives such as {told}, which may be several features, or "
+            f"splits; name one, its scp or those of one by a pattern, as {place.name + '/*.ark'!r}"
+        )
 
 
 def _scp_or_ark(place: Place) -> str:

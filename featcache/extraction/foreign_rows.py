@@ -28,6 +28,7 @@ from featcache.adoption.adopt import (
 )
 from featcache.adoption.checks import check_shapes
 from featcache.adoption.libraries.mapping import MAPPING, Arrays, arrays_in_memory
+from featcache.adoption.libraries.payloads import LOAD_IT
 from featcache.adoption.libraries.refused import way_out
 from featcache.adoption.libraries.unpacked import unpacked
 from featcache.declaration import DeclaredFeature, Features, FeatureStorageConfig
@@ -301,10 +302,9 @@ def _library_rows(
     *,
     by_pattern: bool,
 ) -> Iterator[LibraryRows]:
-    rows = LibraryRows(opening, kind, {}, ())
+    rows, where = LibraryRows(opening, kind, {}, ()), str(source) or f"source of kind {kind!r}"
     try:
-        features = rows.readable.features
-        where, ids = str(source) or f"source of kind {kind!r}", rows.readable.ids
+        features, ids = rows.readable.features, rows.readable.ids
         pattern = rows.readable.pattern if by_pattern else None
         check_shapes(where, ids, features, _options(settings), pattern)
         for name, stored in features.items():
@@ -317,9 +317,10 @@ def _library_rows(
             )
     except (AdoptionError, FeatureError, ConfigError) as error:
         rows.close()
-        if isinstance(error, AdoptionError) and kind != MAPPING:
-            raise AdoptionError(f"{with_way(str(error), source)} ({SAID})") from error
-        raise
+        if kind == MAPPING or isinstance(error, FeatureError):
+            raise
+        told = str(error) if isinstance(error, AdoptionError) else f"{where}: {error}; {LOAD_IT}"
+        raise AdoptionError(f"{with_way(told, source)} ({SAID})") from error
     try:
         yield rows
     finally:

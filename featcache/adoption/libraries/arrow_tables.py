@@ -54,6 +54,7 @@ IDS = ("id", "ids", "utt_id", "uttid", "utterance_id", "utt", "key", "__key__")
 STATE = "state.json"  # of a data set that HuggingFace's `save_to_disk` wrote
 SPLITS = "dataset_dict.json"
 LOOK_AT = 64
+_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}(\.\w+)")  # as of HuggingFace's hub
 _PARTITION = re.compile(r"/([^/=]+)=[^/]*(?=/)")  # a folder that is a value of a column
 _log = logging.getLogger("featcache")
 
@@ -103,6 +104,13 @@ def _files(place: Place) -> list[str]:
     paths = [path for path in place.files() if path.lower().endswith(SUFFIXES)]
     if not paths:
         raise AdoptionError(f"there is no {SUFFIXES[0]} file in {place.name!r}")
+    splits = {found[1]: found[2] for found in map(_SHARD.fullmatch, paths) if found}
+    if len(splits) > 1:
+        first, end = next(iter(splits.items()))
+        raise AdoptionError(
+            f"{place.name!r} holds shards of {', '.join(map(repr, splits))}, and a cache is one "
+            f"split; name those of one, as {f'{place.name}/{first}-*{end}'!r}"
+        )
     return paths
 
 

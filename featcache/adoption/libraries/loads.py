@@ -25,13 +25,14 @@ import numpy as np
 from featcache.adoption.libraries.lmdb_store import DATA, values_of
 
 RUNS_CODE = "pickles may run code when they are loaded"
+LISTS = "lists of numbers have no dtype"
 ONE_ARRAY = "one array is no data set"
 WAVEFORMS = "these are waveforms; featcache.extract computes features of them"
 IDS = ("id", "ID", "utt_id", "utt", "key", "name", "audio_id", "utterance_id", "uttid", "__key__")
 MOST_BYTES = 1 << 20  # that are looked at
 SOUND = (
     *(".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".sph", ".aiff", ".aif", ".au"),
-    *(".webm", ".mp4"),
+    *(".webm", ".mp4", ".ecdc"),
 )
 WAVES = (b"RIFF", b"RIFX", b"fLaC", b"OggS", b"NIST")
 _PICKLE = ("PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "MARK")  # opcodes without values
@@ -126,7 +127,7 @@ def _of_tar(path: Path) -> Loads | None:
     columns = [field for field, is_array in fields.items() if is_array]
     if not columns:
         return Loads(WAVEFORMS) if sounds else None
-    rows = "webdataset.WebDataset([<path>], shardshuffle=False).decode()"
+    rows = "webdataset.WebDataset([str(<path>)], shardshuffle=False).decode()"
     whole = named(["__key__", *columns], rows, "numpy.array(COLUMN)")
     for field in columns:
         if field.endswith(("ten", "tb")):  # a list of arrays
@@ -275,14 +276,29 @@ def _of_torch(pickled: bytes) -> Loads | None:
     if top == "rows" and (id := next((name for name in IDS if name in words), None)):
         return Loads("rows are no mapping of ids", _rows(id, _LOAD))
     if top == "pairs":
-        return Loads("pairs are no mapping of ids", f"dict({_LOAD})")
+        return Loads("pairs are no mapping of ids", f"{{a[0]: a[1] for a in {_LOAD}}}")
     if top in ("list", "rows", "tuple"):
         return _of_items("lists and tuples have no names", _LOAD)
     modules = {name.decode().partition(".")[0] for name in _MODULE.findall(pickled)}
+    if top == "dict" and not modules:
+        dtype = ", 'float32'" if "BINFLOAT" in _opcodes(pickled) else ""
+        return Loads(LISTS, f"{{k: numpy.array(v{dtype}) for k, v in {_LOAD}.items()}}")
+    if top == "dict" and any(each.startswith("BININT") for each in _opcodes(pickled)[1:2]):
+        named = f"{{f'item{{k}}': v for k, v in {_LOAD}.items()}}"
+        return Loads("numbers are no names of features", "", named)
     if top == "dict" and not modules <= _PLAIN:
         tensors = f"{{k: v for k, v in {_LOAD}.items() if torch.is_tensor(v)}}"
         return Loads(RUNS_CODE, tensors, tensors)
     return None
+
+
+def _opcodes(pickled: bytes) -> list[str]:
+    """Return the first opcodes of a pickle that have values; nothing is run."""
+    names: list[str] = []
+    with suppress(*BROKEN):
+        for opcode, _, _ in islice(pickletools.genops(pickled), 256):
+            names += [opcode.name] if opcode.name not in _PICKLE else []
+    return names
 
 
 def _rows(id: str, rows: str) -> str:
@@ -332,7 +348,7 @@ def _of_pickle(path: Path) -> Loads | None:
     if top == "rows" and (id := next((name for name in IDS if name in words), None)):
         return Loads(RUNS_CODE, _rows(id, load))
     if top == "pairs":
-        return Loads(RUNS_CODE, f"dict({load})")
+        return Loads(RUNS_CODE, f"{{a[0]: a[1] for a in {load}}}")
     if top in ("list", "rows", "tuple"):
         of_arrays = b"ndarray" in front or b"_rebuild_tensor" in front or top == "rows"
         return (
