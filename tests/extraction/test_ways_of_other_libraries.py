@@ -142,12 +142,39 @@ def folder_of_shards(at: Path) -> Made:
     return at / "all", MEL
 
 
-def lmdb_of(at: Path, value: Callable[[NDArray[Any]], bytes]) -> Path:
+def lmdb_of(at: Path, value: Callable[[NDArray[Any]], bytes], arrays: Arrays = F0) -> Path:
     lmdb = pytest.importorskip("lmdb")
     with lmdb.open(str(at / "all"), map_size=1 << 22) as made, made.begin(write=True) as writing:
-        for id, array in F0.items():
+        for id, array in arrays.items():
             writing.put(id.encode(), value(array))
     return at / "all"
+
+
+def lmdb_with_keys(at: Path) -> Made:
+    lmdb = pytest.importorskip("lmdb")
+    path = str(lmdb_of(at, pickle.dumps))
+    with lmdb.open(path, map_size=1 << 22) as made, made.begin(write=True) as writing:
+        writing.put(b"keys", pickle.dumps(list(F0)))
+    return at / "all", F0
+
+
+def lmdb_of_msgpack(at: Path) -> Made:
+    msgpack = pytest.importorskip("msgpack")
+    tokens = {id: np.arange(20 + n) for n, id in enumerate(F0)}
+    return lmdb_of(at, lambda array: bytes(msgpack.packb(array.tolist())), tokens), tokens
+
+
+def no_ids(at: Path) -> Made:
+    pa = pytest.importorskip("pyarrow")
+    columns = {
+        "mel": pa.array([a.tolist() for a in MEL.values()], pa.list_(pa.list_(pa.float32())))
+    }
+    return table(at / "all.parquet", {**columns, "text": list(MEL)}), MELS
+
+
+def bytes_and_shapes(at: Path) -> Made:
+    columns = {"mel": [a.tobytes() for a in MEL.values()], "shape": [a.shape for a in MEL.values()]}
+    return table(at / "all.parquet", {"id": list(MEL), **columns}), MEL
 
 
 def table(path: Path, columns: Mapping[str, Any]) -> Path:
@@ -417,6 +444,13 @@ WAYS: dict[str, Callable[[Path], Made]] = {
     "pickled members": lambda at: (
         tar(at / "all.tar", lambda id: {"mel.pyd": pickle.dumps(MEL[id])}), MEL,
     ),
+    "pickles beside their keys in LMDB": lmdb_with_keys,
+    "msgpack in LMDB": lmdb_of_msgpack,
+    "compressed numbers in LMDB": lambda at: (
+        lmdb_of(at, lambda array: gzip.compress(array.tobytes())), F0,
+    ),
+    "no ids in Parquet": no_ids,
+    "bytes and shapes in Parquet": bytes_and_shapes,
     "pickles in LMDB": lambda at: (lmdb_of(at, pickle.dumps), F0),
     "raw numbers in LMDB": lambda at: (lmdb_of(at, lambda array: array.tobytes()), F0),
     "bytes in Parquet": lambda at: (
@@ -530,7 +564,7 @@ def refusal(door: str, source: Path, into: Path) -> str:
 MODULES = {
     *("ast", "csv", "gzip", "h5py", "io", "itertools", "json", "kaldi_native_io", "kaldiio"),
     *("lmdb", "msgpack"),
-    *("numpy", "pandas", "pathlib", "pickle", "scipy", "textgrid", "tfrecord", "torch"),
+    *("numpy", "pandas", "pathlib", "pickle", "pyarrow", "scipy", "textgrid", "tfrecord", "torch"),
     *("webdataset", "zarr"),
 }
 

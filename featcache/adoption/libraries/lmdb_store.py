@@ -112,6 +112,11 @@ class LmdbValues:
         self._databases[key] = opened
         return True
 
+    def has(self, key: bytes) -> bool:
+        """Whether the database without a name has a key."""
+        with told(self._where):
+            return self._transaction.get(key) is not None
+
     def get(self, database: bytes, key: bytes) -> bytes:
         """Return a value; raises `AdoptionError` where it has gone meanwhile."""
         with told(self._where):

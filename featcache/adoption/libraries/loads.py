@@ -100,15 +100,19 @@ def loads_of_folder(folder: Path) -> Loads | None:
 def _of_lmdb(path: Path) -> Loads | None:
     """Return what loads LMDB, as the first value tells."""
     with values_of(path / DATA if path.is_dir() else path) as values:
+        others = [key for key in _ABOUT_LMDB if values.has(key)]
         pairs = islice(values.items(), 16)
-        data = next((value for _, key, value in pairs if key[:2] != b"__"), None)
+        keys = (value for _, key, value in pairs if key[:2] != b"__" and key not in others)
+        data = next(keys, None)
     if data is None or data[:6] == b"\x93NUMPY" or _is_npz(data):
         return None
     rows = f"lmdb.open(<path>, readonly=True, lock=False, subdir={path.is_dir()}).begin().cursor()"
-    load = f"{{k.decode(): {of_bytes(data, 'v')} for k, v in {rows} if k[:2] != b'__'}}"
+    which = f"k[:2] != b'__'{f' and k not in {others}' if others else ''}"
+    load = f"{{k.decode(): {of_bytes(data, 'v')} for k, v in {rows} if {which}}}"
     return Loads("its values are no arrays of numpy.save", load)
 
 
+_ABOUT_LMDB = (b"keys", b"len", b"length", b"num_samples", b"num-samples")  # keys of no array
 _TAR_FIELDS = ("npy.gz", "json", "mp", "msg", "pyd", "pickle", "pkl", "ten", "tb")
 
 
@@ -529,6 +533,10 @@ def of_bytes(data: bytes, name: str) -> str:
         return f"dict(numpy.load(io.BytesIO({name})))"
     if data[:4] == b"PK\3\4":
         return f"torch.load(io.BytesIO({name}), weights_only=False)"
+    if data[:2] == b"\x1f\x8b":
+        return f"numpy.frombuffer(gzip.decompress({name}), 'float32')"
+    if data[:1] in (b"\xdc", b"\xdd"):  # of 16 numbers or more
+        return f"numpy.array(msgpack.unpackb({name}))"
     is_pickle = data[:1] == b"\x80" and data[-1:] == b"."
     return f"pickle.loads({name})" if is_pickle else f"numpy.frombuffer({name}, 'float32')"
 
