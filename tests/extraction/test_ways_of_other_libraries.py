@@ -941,3 +941,15 @@ def test_damage_in_what_is_refused_is_no_error_of_another_kind(tmp_path: Path, w
         with suppress(AdoptionError):
             featcache.adopt(source, tmp_path / "into" / f"cache-{number}")
         path.write_bytes(whole)
+
+
+def test_adopt_of_tensors_in_lmdb_says_that_convert_takes_them(tmp_path: Path) -> None:
+    def tensor(array: NDArray[Any]) -> bytes:
+        file = io.BytesIO()
+        torch.save({"mel": torch.from_numpy(array)}, file)
+        return file.getvalue()
+
+    source = lmdb_of(tmp_path, tensor, MEL)
+    assert "featcache.convert makes a cache of it" in refusal("adopt", source, tmp_path / "a")
+    cache = featcache.convert(source, tmp_path / "cache", progressbar=False)
+    assert np.array_equal(cache.read("u1", "mel"), MEL["u1"])

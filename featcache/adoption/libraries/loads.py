@@ -5,6 +5,7 @@ Here are binary files and folders of other libraries; `refused` has texts, and m
 
 from __future__ import annotations
 
+import io
 import json
 import pickletools
 import re
@@ -104,7 +105,7 @@ def _of_lmdb(path: Path) -> Loads | None:
         pairs = islice(values.items(), 16)
         keys = (value for _, key, value in pairs if key[:2] != b"__" and key not in others)
         data = next(keys, None)
-    if data is None or data[:6] == b"\x93NUMPY" or _is_npz(data):
+    if data is None or data[:6] == b"\x93NUMPY" or _is_npz(data) or _is_plain_torch(data):
         return None
     rows = f"lmdb.open(<path>, readonly=True, lock=False, subdir={path.is_dir()}).begin().cursor()"
     which = f"k[:2] != b'__'{f' and k not in {others}' if others else ''}"
@@ -523,6 +524,15 @@ def _of_sqlite(path: Path) -> Loads | None:
 
 def _is_npz(data: bytes) -> bool:
     return data[:4] == b"PK\3\4" and b".npy" in data[:256]
+
+
+def _is_plain_torch(data: bytes) -> bool:
+    """Whether bytes are those of `torch.save`, of nothing that runs code."""
+    with suppress(*BROKEN), zipfile.ZipFile(io.BytesIO(data)) as file:
+        pickled = next(file.read(name) for name in file.namelist() if name.endswith("/data.pkl"))
+        modules = {name.decode().partition(".")[0] for name in _MODULE.findall(pickled)}
+        return modules <= _PLAIN and not any(name in pickled for name in _OF_TENSORS)
+    return False
 
 
 def of_bytes(data: bytes, name: str) -> str:
