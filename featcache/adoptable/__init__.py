@@ -43,6 +43,7 @@ _OF_ARRAYS = (
 )
 _LEFT = frozenset({"Thumbs.db", "desktop.ini"})  # by file managers
 MOST_NUMBERS = 1 << 56  # of an array: bytes are counted in 64 bits
+MOST_OF_ALL = 8  # arrays that may each hold all utterances
 MOST_AXES = 64  # of an array, as NumPy has
 Value = str | int | float | bool | list[int] | list[float] | None  # of an annotation
 # 0, 1 ...: the axis of the frames (-1: the last one), also of arrays of one axis; None: arrays have
@@ -330,7 +331,7 @@ def stored_as(
     if not len(ids):
         raise AdoptionError(f"feature {feature!r}: there are no arrays")
     way = COPY if copies and common_dtype(dtypes) is not None else CONVERT
-    _agree(feature, ids, dtypes, "dtype", dtypes[0], way=way)
+    _agree(feature, ids, dtypes, "dtype", dtypes[0], _of_all(shapes), way)
     distinct = set(shapes)
     for shape in distinct:
         if len(shape) > MOST_AXES:
@@ -338,7 +339,7 @@ def stored_as(
         if math.prod(max(length, 1) for length in shape) >= MOST_NUMBERS:  # without frames, say
             raise AdoptionError(f"feature {feature!r}: an array has the impossible shape {shape}")
     dtype, rank = str(np.dtype(dtypes[0])) if dtypes[0] != "bfloat16" else dtypes[0], len(shapes[0])
-    _agree(feature, ids, [len(shape) for shape in shapes], "number of axes", rank)
+    _agree(feature, ids, [len(shape) for shape in shapes], "number of axes", rank, _of_all(shapes))
     embeds = rank == 1 and len(distinct) == 1 < len(ids) and storage_dtype(dtype).kind == "f"
     has_frames = isinstance(time_axis, int) or (time_axis == "auto" and rank > 0 and not embeds)
     if has_frames and not rank:
@@ -441,6 +442,17 @@ def one_piece(stored: Stored, container: ArrayLike, offset: ArrayLike) -> FoundF
         container=np.asarray(container, np.int32)[has_bytes],
         offset=np.asarray(offset, np.int64)[has_bytes],
         nbytes=nbytes[has_bytes],
+    )
+
+
+def _of_all(shapes: Sequence[tuple[int, ...]]) -> str:
+    """Return how arrays that are few and equally long may be meant, as the end of a message."""
+    rows = {shape[:1] for shape in shapes}
+    if len(shapes) > MOST_OF_ALL or len(rows) > 1 or max(rows) <= (1,):
+        return ""
+    return (
+        "; are these arrays of all utterances, a row each? then put an array of their ids beside "
+        "them, called 'ids'"
     )
 
 

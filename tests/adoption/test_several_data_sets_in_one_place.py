@@ -155,3 +155,45 @@ def test_arrays_that_lack_the_axis_have_a_last_one(tmp_path: Path) -> None:
     for id, array in FRAMES.items():
         assert np.array_equal(cache.read(id, "coarse"), array)
         assert np.array_equal(cache.read(id, "semantic"), array[:, 0])
+
+
+def save_h5(path: Path, arrays: dict[str, NDArray[Any]]) -> Path:
+    with h5py.File(path.with_suffix(".h5"), "w") as file:
+        for name, array in arrays.items():
+            file[name] = array.astype("S") if array.dtype.kind == "U" else array
+    return path.with_suffix(".h5")
+
+
+def save_npz(path: Path, arrays: dict[str, Any]) -> Path:
+    np.savez(path.with_suffix(".npz"), **arrays)
+    return path.with_suffix(".npz")
+
+
+@pytest.mark.parametrize("save", [save_all, save_h5, save_npz])
+def test_arrays_of_all_utterances_go_together_with_their_ids(tmp_path: Path, save: Any) -> None:
+    """As features and labels of a classifier."""
+    arrays: dict[str, NDArray[Any]] = {"X": np.ones((3, 5, 4), "f4"), "y": np.arange(3)}
+    source = save(tmp_path / "all", arrays)
+    told(convert, source, r"are these arrays of all utterances, a row each\? then put .*'ids'")
+    source = save(tmp_path / "ids", {**arrays, "ids": np.array(["a", "b", "c"])})
+    cache = convert(source, tmp_path / "cache")
+    assert set(cache) == {"a", "b", "c"}
+    assert (cache.read("b", "X").shape, int(cache.read("b", "y"))) == ((5, 4), 1)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_scps_that_a_pattern_names_are_read_as_one(tmp_path: Path, door: Any) -> None:
+    """As jobs of Kaldi write them, also of one archive."""
+    kaldiio = pytest.importorskip("kaldiio")
+    for job, arrays in ((1, SOME), (2, OTHERS)):
+        paths = (str(tmp_path / f"raw_mfcc.{job}.{end}") for end in ("ark", "scp"))
+        kaldiio.save_ark(next(paths), arrays, scp=next(paths))
+    (tmp_path / "text").write_text("".join(f"{id} say {id}\n" for id in FRAMES))
+    cache = door(tmp_path / "raw_mfcc.*.scp", tmp_path / "cache")
+    holds(cache, FRAMES)
+    assert list(cache.annotation("text")) == [f"say {id}" for id in cache.ids]
+    lines = (tmp_path / "raw_mfcc.2.scp").read_text().splitlines()
+    (tmp_path / "cut.1.scp").write_text(f"{lines[0]}[1:3]\n")
+    (tmp_path / "cut.2.scp").write_text(f"{lines[1]}\n{lines[0].replace('u2', 'u9')}[0:1]\n")
+    cut = {"u2": OTHERS["u2"][1:4], "u3": OTHERS["u3"], "u9": OTHERS["u2"][:2]}
+    holds(door(tmp_path / "cut.*.scp", tmp_path / "other"), cut)
