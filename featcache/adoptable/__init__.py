@@ -43,6 +43,7 @@ _OF_ARRAYS = (
 )
 _LEFT = frozenset({"Thumbs.db", "desktop.ini"})  # by file managers
 MOST_NUMBERS = 1 << 56  # of an array: bytes are counted in 64 bits
+MOST_OF_ALL = 8  # arrays that may each hold all utterances
 MOST_AXES = 64  # of an array, as NumPy has
 Value = str | int | float | bool | list[int] | list[float] | None  # of an annotation
 # 0, 1 ...: the axis of the frames (-1: the last one), also of arrays of one axis; None: arrays have
@@ -330,7 +331,7 @@ def stored_as(
     if not len(ids):
         raise AdoptionError(f"feature {feature!r}: there are no arrays")
     way = COPY if copies and common_dtype(dtypes) is not None else CONVERT
-    _agree(feature, ids, dtypes, "dtype", dtypes[0], way=way)
+    _agree(feature, ids, dtypes, "dtype", dtypes[0], _of_all(shapes), way)
     distinct = set(shapes)
     for shape in distinct:
         if len(shape) > MOST_AXES:
@@ -338,7 +339,7 @@ def stored_as(
         if math.prod(max(length, 1) for length in shape) >= MOST_NUMBERS:  # without frames, say
             raise AdoptionError(f"feature {feature!r}: an array has the impossible shape {shape}")
     dtype, rank = str(np.dtype(dtypes[0])) if dtypes[0] != "bfloat16" else dtypes[0], len(shapes[0])
-    _agree(feature, ids, [len(shape) for shape in shapes], "number of axes", rank)
+    _agree(feature, ids, [len(shape) for shape in shapes], "number of axes", rank, _of_all(shapes))
     embeds = rank == 1 and len(distinct) == 1 < len(ids) and storage_dtype(dtype).kind == "f"
     has_frames = isinstance(time_axis, int) or (time_axis == "auto" and rank > 0 and not embeds)
     if has_frames and not rank:
@@ -415,7 +416,8 @@ def frames_first(shape: tuple[int, ...], time_axis: TimeAxis) -> tuple[int, ...]
     if not isinstance(time_axis, int) or time_axis == 0 or not shape:
         return tuple(axes)
     if not -len(shape) <= time_axis < len(shape):
-        raise AdoptionError(f"has shape {shape}, and no axis {time_axis} of frames")
+        last = "; -1 is the last axis of each" if time_axis > 0 else ""
+        raise AdoptionError(f"has shape {shape}, and no axis {time_axis} of frames{last}")
     first = time_axis % len(shape)
     return first, *(axis for axis in axes if axis != first)
 
@@ -443,6 +445,17 @@ def one_piece(stored: Stored, container: ArrayLike, offset: ArrayLike) -> FoundF
     )
 
 
+def _of_all(shapes: Sequence[tuple[int, ...]]) -> str:
+    """Return how arrays that are few and equally long may be meant, as the end of a message."""
+    rows = {shape[:1] for shape in shapes}
+    if len(shapes) > MOST_OF_ALL or len(rows) > 1 or max(rows) <= (1,):
+        return ""
+    return (
+        "; are these arrays of all utterances, a row each? then put an array of their ids beside "
+        "them, called 'ids'"
+    )
+
+
 def _guess(shapes: set[tuple[int, ...]]) -> str:
     """Return why frames of several shapes may differ, as the end of a message."""
     if all(shape[0] == 1 for shape in shapes) and len({shape[2:] for shape in shapes}) == 1:
@@ -451,7 +464,8 @@ def _guess(shapes: set[tuple[int, ...]]) -> str:
         return "; are they transposed? give time_axis=1 if the second axis is the frames"
     if len({shape[:-1] for shape in shapes}) == 1:
         return "; are the frames the last axis? give time_axis=-1 if they are"
-    return ""
+    axes = [axis for axis, lengths in enumerate(zip(*shapes, strict=True)) if len({*lengths}) > 1]
+    return f"; is axis {axes[0]} the frames? give time_axis={axes[0]}" if len(axes) == 1 else ""
 
 
 def _agree(

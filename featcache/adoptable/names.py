@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from featcache.adoptable import CONVERT, Options
+from featcache.adoptable.flat_arrays import IDS, LENGTHS, OFFSETS
 from featcache.errors import AdoptionError, ConfigError
 from featcache.interface import Ints
 
@@ -19,6 +20,10 @@ MOST_FEATURES = 8  # of names that look so; speakers are more
 FEWEST = 2  # utterances, or nothing tells
 SHARE = 0.9  # of the utterances that have each feature, and go together
 MOST_STATISTICS = 8  # arrays called so beside the utterances
+_WHOLE = frozenset(
+    ("feats", "feat", "features", "embeddings", "embedding", "embeds", "embs", "emb", "x", "data",
+     "mels", "fbanks", "mfccs", "xvectors", "vectors", "codes", "tokens", "units"),
+)  # fmt: skip
 MOST_SPLITS = 12  # arrays called so, maybe beside others of each split
 _SPLITS = (
     *("train", "training", "dev", "devel", "development", "valid", "validation", "val"),
@@ -126,6 +131,12 @@ def refuse_features(source: str, names: Sequence[str], rows: Ints | None) -> Non
         rows: their lengths; None where the arrays do not go together as one feature anyway.
     """
     refuse_splits(source, names, go_together=rows is not None)
+    if rows is None and (statistics := named_as_statistics(names)):
+        raise AdoptionError(
+            f"{source!r}: {', '.join(map(repr, statistics))} among {len(names):,} arrays may be "
+            "statistics, by their names, and do not go with the others; move them elsewhere, or "
+            "name the others by a pattern"
+        )
     found = [each for each in _guesses(names) if rows is None or _go_together(each, rows)]
     if rows is None:
         found += _grid(names)
@@ -161,6 +172,26 @@ def refuse_splits(source: str, names: Sequence[str], *, go_together: bool = True
     raise AdoptionError(
         f"{source!r}: {', '.join(map(repr, names))} are called like splits, and a cache is one "
         f"split; {alone}if they hold many, load those of one yourself, {many}"
+    )
+
+
+def refuse_whole(source: str, names: Sequence[str]) -> None:
+    """Raise `AdoptionError` for one array that is called like those of all utterances.
+
+    Such as `embeddings`, or the `lengths` of others.
+    """
+    last = names[0].rpartition("/")[2].lower()
+    columns = OFFSETS | LENGTHS | IDS
+    if len(names) > 1 or not (last in _WHOLE or re.split("[_.-]", last)[-1] in columns):
+        return
+    path, rows = Path(source) / f"{names[0]}.npy", "and give featcache.convert({id: array, ...}"
+    if path.is_file():
+        load = f"enumerate(numpy.load({str(path)!r}))"
+        rows = f"as by featcache.convert({{f'{{n:08d}}': a for n, a in {load}}}"
+    raise AdoptionError(
+        f"{source!r}: {names[0]!r} alone is called like an array of all utterances; if it is one "
+        f"utterance, give pattern={EACH!r}; if each row is one, load it yourself, {rows}, "
+        "'features'); if there are ids, put them beside it, as ids.txt or an array ids"
     )
 
 
@@ -230,7 +261,12 @@ def _grid(names: Sequence[str]) -> Iterator[_Guess]:
     """Yield what names in groups mean, where groups have the same: the fewer are features."""
     pairs = [(name.rpartition("/")[0], name.rpartition("/")[2]) for name in names]
     groups, lasts = {group for group, _ in pairs}, {last for _, last in pairs}
-    if "" in groups or len({*pairs}) != len(names) or len(groups) * len(lasts) != len(names):
+    if (
+        min(len(groups), len(lasts)) < 2
+        or "" in groups
+        or len({*pairs}) != len(names)
+        or len(groups) * len(lasts) != len(names)
+    ):
         return
     named = [(last, group) for group, last in pairs] if len(lasts) <= len(groups) else pairs
     places: dict[str, dict[str, int]] = {}

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from featcache.adoptable import RAW, Found, FoundFeature, Options, Stored, TimeAxis
-from featcache.adoptable.names import named_as_statistics, refuse_splits
+from featcache.adoptable.names import named_as_statistics, refuse_splits, refuse_whole
 from featcache.declaration import FrameTimes, first_contradiction
 from featcache.errors import AdoptionError, FeatureError
 from featcache.format import check_id
@@ -112,9 +112,10 @@ def _check_shape(
 
 
 def _check_names(source: str, ids: Sequence[str], pattern: str | None) -> None:
-    """Refuse names of splits; those of statistics, too, or warn where no pattern can be given."""
+    """Refuse names of splits, and of all utterances; of statistics, or warn where no pattern is."""
     if pattern is not None:
         refuse_splits(source, ids)
+        refuse_whole(source, ids)
     found = named_as_statistics(ids)
     if not found:
         return

@@ -6,7 +6,8 @@ On disk, in one folder (`flat_arrays` has what they mean)::
                      padded: (utterances, frames, *dims); or a row an utterance: (utterances, *dims)
     lengths.npy      integers, the number of frames of each utterance; or
     offsets.npy      integers, the first frame of each, and maybe the end; of rows, neither
-    ids.npy          their ids, an array of text; or ids.txt, one a line; else they are numbers
+    ids.npy          their ids, an array of text; or ids.txt, one a line; else they are numbers;
+                     also called utt_ids, utts, keys or names
 
 fairseq's text files of lengths are another kind, `fairseq`.
 """
@@ -19,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.adoptable import Found, Options, Place
-from featcache.adoptable.flat_arrays import FlatNames, cuts, flat_names, ids_in
+from featcache.adoptable.flat_arrays import IDS, FlatNames, cuts, flat_names, ids_in
 from featcache.adoptable.placed_arrays import ArrayColumns
 from featcache.adoption.npy_files import check_in_rows, npy_header_of
 from featcache.adoption.place import is_pattern
 from featcache.adoption.scp import read_text
 from featcache.errors import AdoptionError, describe
 
-NPY, IDS = ".npy", "ids.txt"
+NPY, TXT = ".npy", ".txt"
 MOST_BYTES = 1 << 32  # of offsets, lengths or ids
 
 
@@ -83,8 +84,9 @@ def _names(place: Place, what: str) -> FlatNames | None:
     folder = _folder(what)
     there = place.names(folder)
     arrays = [name.removesuffix(NPY) for name in there if name.endswith(NPY)]
-    listed = IDS if IDS in there else None
-    names = flat_names(arrays) or (listed and flat_names([*arrays, IDS.removesuffix(".txt")]))
+    texts = (name for name in there if name.lower().removesuffix(TXT) in IDS)
+    listed = next((name for name in texts if name.endswith(TXT)), None)
+    names = flat_names(arrays) or (listed and flat_names([*arrays, listed.removesuffix(TXT)]))
     if not names:
         return None
     if what:
@@ -114,7 +116,7 @@ def _loaded(place: Place, path: str) -> NDArray[np.generic]:
 
 
 def _ids(place: Place, folder: str, name: str) -> list[str]:
-    if name == IDS:
+    if name.endswith(TXT):
         with place.open(folder + name) as source:
             lines = read_text(source).removesuffix(b"\n").split(b"\n")
         try:

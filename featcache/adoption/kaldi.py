@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from array import array
 from dataclasses import replace
 from itertools import islice
@@ -66,7 +67,7 @@ class KaldiKind:
         """Find all objects of the archives."""
         path = what or _scp_or_ark(place)
         if path.endswith(".scp"):
-            scp = read_scp(place, path)
+            scp = _joined(place, [path] if what else _scps(place, path))
             objects = objects_of(place, scp)
             if not what:
                 _tell_others(place)
@@ -75,6 +76,8 @@ class KaldiKind:
             archives = [what] if what else [each for each in place.files() if _is_ark(each)]
             if not archives:
                 raise AdoptionError(f"there is no {SCP} nor .ark file in {place.name!r}")
+            if not what and not is_pattern(place.name):
+                _refuse_several(place, archives)
             scp, objects = _walked(place, archives)
             annotations = {}
         feature = _feature(place, scp, objects, options, _frame_s(place, path))
@@ -233,9 +236,49 @@ def _tell_others(place: Place) -> None:
         )  # fmt: skip
 
 
+def _scps(place: Place, first: str) -> list[str]:
+    """Return the scps that a pattern names, or the one of a folder."""
+    named = [path for path in place.files() if path.endswith(".scp")]
+    return named if is_pattern(place.name) else [first]
+
+
+def _joined(place: Place, paths: list[str]) -> Scp:
+    """Return the lines of several scps as those of one."""
+    joined, *others = (read_scp(place, path) for path in paths)
+    for each in others:
+        files = joined.files + [path for path in each.files if path not in joined.files]
+        numbers = np.array([files.index(path) for path in each.files], np.int64)
+        begin = len(joined.ids)
+        joined = Scp(
+            joined.ids + each.ids,
+            files,
+            np.append(joined.file, numbers[each.file]),
+            np.append(joined.offset, each.offset),
+            joined.ranges | {begin + row: within for row, within in each.ranges.items()},
+        )
+    return joined
+
+
+def _refuse_several(place: Place, archives: list[str]) -> None:
+    """Raise `AdoptionError` for archives whose names differ by more than a number."""
+    names = {re.sub(r"\d+", "#", path): path for path in archives}
+    if len(names) > 1:
+        told = ", ".join(map(repr, [*names.values()][:4]))
+        raise AdoptionError(
+            f"{place.name!r} holds archives such as {told}, which may be several features, or "
+            f"splits; name one, its scp or those of one by a pattern, as {place.name + '/*.ark'!r}"
+        )
+
+
 def _scp_or_ark(place: Place) -> str:
-    """Return the scp of a folder, or an archive where it has none; "" where there is neither."""
-    if not is_pattern(place.name) and is_there(place, SCP):
+    """Return the scp of a folder, or an archive where it has none; "" where there is neither.
+
+    Of a pattern the first one, be it an scp or an archive.
+    """
+    if is_pattern(place.name):
+        named = (path for path in place.files() if path.endswith((".scp", ".ark")))
+        return next(named, "")
+    if is_there(place, SCP):
         return SCP
     return next(filter(_is_ark, islice(place.files(), LOOK_AT)), "")
 

@@ -476,8 +476,8 @@ def _lilcom(stored: StoredArray, blocks: Sequence[tuple[int, int]], frames: int 
 # and `gender` where the supervisions agree, `recording` where it is not the id, and what `custom`
 # has of texts, numbers and lists of numbers, each name of one kind.
 #
-# A folder of Shar (`cuts.000000.jsonl.gz` beside `features.000000.tar` and others) is adopted as
-# a whole.
+# A folder with one manifest is adopted by that. A folder of Shar (`cuts.000000.jsonl.gz` beside
+# `features.000000.tar` and others) is adopted as a whole.
 
 SHARD = re.compile(r"((?:.*/)?)cuts\.(\d+)\.jsonl(?:\.gz)?")
 
@@ -488,21 +488,22 @@ class AdoptedLhotse:
     name = "lhotse"
 
     def recognises(self, place: Place, what: str) -> bool:
-        """Whether the first line is a cut, or features, or it is a folder of Shar."""
-        paths = [what] if what else _shards(place)
-        if not paths or not paths[0].endswith(SUFFIXES):
-            return False
-        with place.open(paths[0]) as source:
-            return is_manifest(source)
+        """Whether the first line is a cut, or features, or it is a folder of Shar, or of such."""
+        if what:
+            return _is_manifest(place, what)
+        shards = _shards(place)
+        return _is_manifest(place, shards[0]) if shards else bool(_manifests(place))
 
     def index(self, place: Place, what: str, options: Options) -> Found:
         """Find the arrays of all cuts."""
+        shards = [] if what else _shards(place)
+        manifest = what or _only_manifest(place, shards)
         with LhotseStorage(place) as storage:
             collected = _Collected(options, storage)
-            for path in [what] if what else _shards(place):
+            for path in [manifest] if manifest else shards:
                 with place.open(path) as source:
                     for item in manifest_items(source):
-                        collected.add(item if what else _in_shard(item, path))
+                        collected.add(item if manifest else _in_shard(item, path))
         return collected.found(place.name)
 
 
@@ -512,6 +513,31 @@ KIND = AdoptedLhotse()
 def _shards(place: Place) -> list[str]:
     """Return the manifests of the cuts of a folder of Shar."""
     return [path for path in place.files() if SHARD.fullmatch(path)]
+
+
+def _manifests(place: Place) -> list[str]:
+    """Return the manifests in a folder that are no shards; not those below it."""
+    named = (name for name in place.names("") if ".jsonl" in name and not SHARD.fullmatch(name))
+    return [name for name in named if _is_manifest(place, name)]
+
+
+def _is_manifest(place: Place, path: str) -> bool:
+    if not path.endswith(SUFFIXES):
+        return False
+    with place.open(path) as source:
+        return is_manifest(source)
+
+
+def _only_manifest(place: Place, shards: Sequence[str]) -> str:
+    """Return the only manifest of a folder, "" where it has shards alone."""
+    found = _manifests(place)
+    if len(found) + bool(shards) > 1:
+        told = ", ".join(map(repr, [*found, *shards][:4]))
+        raise AdoptionError(
+            f"{place.name!r} holds several manifests, such as {told}, and a cache is of one; name "
+            f"it, as {f'{place.name}/{found[0]}'!r}"
+        )
+    return found[0] if found else ""
 
 
 def _in_shard(item: Item, path: str) -> Item:

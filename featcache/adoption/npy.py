@@ -99,9 +99,9 @@ def _named(place: Place, options: Options) -> tuple[list[str], dict[str, dict[st
 def _stored(
     place: Place, name: str, ids: Sequence[str], paths: Sequence[str], options: Options
 ) -> Stored:
-    headers = npy_headers(place, ids, paths)
-    shapes, dtypes = [each.shape for each in headers], [each.dtype for each in headers]
     try:
+        headers = npy_headers(place, ids, paths)
+        shapes, dtypes = [each.shape for each in headers], [each.dtype for each in headers]
         stored = copied_as(name, ids, shapes, dtypes, options.time_axis)
     except AdoptionError:
         if options.pattern is None:

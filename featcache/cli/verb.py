@@ -204,9 +204,9 @@ def in_words(text: str) -> str:
     for each in context.command.params if context else ():
         if isinstance(each, click.Option):
             name, option = rf"(?<![\w.]){each.name}=", each.opts[-1]
-            text = re.sub(rf"{name}(True\b|(?=\W|$)(?!'))", option, text)
+            text = re.sub(rf"{name}(True\b|(?=\W|$)(?!['-]))", option, text)
             text = re.sub(rf"{name}'(\w+)'", rf"{option} \1", text)
-            text = re.sub(rf"{name}('[^']*'|\d+\b)", rf"{option} \1", text)
+            text = re.sub(rf"{name}('[^']*'|-?\d+\b)", rf"{option} \1", text)
     text = re.sub(r"RemoteOptions\((--[\w-]+)\)", r"\1", text)
     return _CALL.sub(_typed, text)
 

@@ -43,7 +43,7 @@ from featcache.adoption.adopt import (
 )
 from featcache.adoption.checks import check_shapes
 from featcache.adoption.libraries.named_arrays import Arranged, Content
-from featcache.adoption.libraries.payloads import LoadedArrays
+from featcache.adoption.libraries.payloads import LOAD_IT, LoadedArrays
 from featcache.adoption.libraries.refused import way_out
 from featcache.container_files import sync_directory, sync_file
 from featcache.declaration import DeclaredFeature, Features, FeatureStorageConfig
@@ -314,10 +314,9 @@ def _library_rows(
     *,
     by_pattern: bool,
 ) -> Iterator[LibraryRows]:
-    rows = LibraryRows(opening, kind, {}, ())
+    rows, where = LibraryRows(opening, kind, {}, ()), str(source) or f"source of kind {kind!r}"
     try:
-        features = rows.readable.features
-        where, ids = str(source) or f"source of kind {kind!r}", rows.readable.ids
+        features, ids = rows.readable.features, rows.readable.ids
         pattern = rows.readable.pattern if by_pattern else None
         check_shapes(where, ids, features, _options(settings), pattern)
         for name, stored in features.items():
@@ -330,9 +329,10 @@ def _library_rows(
             )
     except (AdoptionError, FeatureError, ConfigError) as error:
         rows.close()
-        if isinstance(error, AdoptionError) and kind != MAPPING:
-            raise AdoptionError(f"{with_way(str(error), source)} ({SAID})") from error
-        raise
+        if kind == MAPPING or isinstance(error, FeatureError):
+            raise
+        told = str(error) if isinstance(error, AdoptionError) else f"{where}: {error}; {LOAD_IT}"
+        raise AdoptionError(f"{with_way(told, source)} ({SAID})") from error
     try:
         yield rows
     finally:

@@ -149,9 +149,9 @@ def test_one_file_of_tensors_by_id_is_adopted_by_its_name(tmp_path: Path) -> Non
     torch.save({**tensors, "text": "words"}, tmp_path / "all" / "emb.pt")
     with pytest.raises(AdoptionError, match=r"more than tensors by id, such as 'text'.*'{id}'"):
         adopted(tmp_path / "all" / "emb.pt", tmp_path / "two")
-    torch.save(tensors["spk0-utt00"], tmp_path / "all" / "emb.pt")
-    with adopted(tmp_path / "all" / "emb.pt", tmp_path / "three") as cache:
-        assert_holds(cache, "feats", {"emb": arrays["spk0-utt00"]})
+    torch.save(tensors["spk0-utt00"], tmp_path / "all" / "anna.pt")
+    with adopted(tmp_path / "all" / "anna.pt", tmp_path / "three") as cache:
+        assert_holds(cache, "feats", {"anna": arrays["spk0-utt00"]})
 
 
 def test_what_is_adopted_into_a_cache_of_other_utterances_is_refused(tmp_path: Path) -> None:

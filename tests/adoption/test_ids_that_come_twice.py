@@ -85,11 +85,11 @@ KINDS: dict[str, tuple[str, Callable[[Path, Arrays], None]]] = {
 def test_both_files_of_an_id_are_named(tmp_path: Path, what: str) -> None:
     end, save = KINDS[what]
     (tmp_path / "all").mkdir()
-    save(tmp_path / f"all/a{end}", {"u1": FRAMES, "u2": FRAMES[1:]})
-    save(tmp_path / f"all/b{end}", {"u3": FRAMES, "u2": FRAMES})
+    save(tmp_path / f"all/part1{end}", {"u1": FRAMES, "u2": FRAMES[1:]})
+    save(tmp_path / f"all/part2{end}", {"u3": FRAMES, "u2": FRAMES})
     in_groups = end == ".h5" or what in ("npz", "safetensors")
     settings: dict[str, object] = {"pattern": "*/{id}"} if in_groups else {}
-    named = rf"'u2'.* twice.*/?a\{end}' and in '.*/?b\{end}'"
+    named = rf"'u2'.* twice.*part1\{end}' and in '.*part2\{end}'"
     with pytest.raises(AdoptionError, match=named):
         featcache.convert(
             tmp_path / "all", tmp_path / "cache", adopting=settings, progressbar=False

@@ -142,7 +142,7 @@ def test_a_batch_alone_is_told_and_frames_of_two_axes_are_none(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, door: Door, kind: Kind
 ) -> None:
     with caplog.at_level(logging.WARNING, "featcache"):
-        door(kind(tmp_path / "one", {"feats": np.ones((8, 5, 4), "f4")}), tmp_path / "cache")
+        door(kind(tmp_path / "one", {"b0": np.ones((8, 5, 4), "f4")}), tmp_path / "cache")
     assert "are these batches" in caplog.text
     caplog.clear()
     layers: Arrays = {f"u{n}": np.ones((20 + n, 3, 4), np.float32) for n in range(4)}

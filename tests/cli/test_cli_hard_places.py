@@ -317,7 +317,7 @@ def test_advice_is_in_the_words_of_the_verb(cache: Path, tmp_path: Path) -> None
     CacheWriter(cache, featcache.open(cache).opened.manifest.declared, {}, overwrite=True).abort()
     assert "finish that (overwrite=True, " in run("repair", cache).err  # it has no such option
     with click.Context(adopt):
-        told = in_words("pattern='{feature}/{id}', kind='npy', time_axis=0, features=['x']")
+        told = in_words("pattern='{feature}/{id}', kind='npy', time_axis=-1, features=['x']")
         call = in_words("featcache.adopt('a/*.npy', 'features', feature='f0', pattern='{id}.f0')")
-    assert told == "--pattern '{feature}/{id}', --kind npy, --time-axis 0, features=['x']"
+    assert told == "--pattern '{feature}/{id}', --kind npy, --time-axis -1, features=['x']"
     assert call == "featcache adopt 'a/*.npy' features --feature f0 --pattern '{id}.f0'"

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 import featcache
 from featcache import Cache, FeatureStorageConfig
+from featcache.adoption.libraries import lmdb_store
 from featcache.errors import AdoptionError, CorruptCacheError, FeatureError
 from featcache.extraction import foreign_rows as unpacking
 from featcache.extraction.foreign_rows import LibraryRows, opened_source
@@ -450,7 +451,9 @@ def test_lmdb_that_is_cut_short_is_refused_in_a_folder_with_modules_of_known_nam
         featcache.convert(source, tmp_path / "cache")
 
 
-def test_lmdb_whose_last_pages_were_never_written_is_whole(tmp_path: Path) -> None:
+def test_lmdb_whose_last_pages_were_never_written_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As where a transaction deletes what it has put: the library writes no page of that."""
     lmdb = pytest.importorskip("lmdb")
     source, array = tmp_path / "all", np.ones((90, 8), np.float32)
@@ -464,6 +467,15 @@ def test_lmdb_whose_last_pages_were_never_written_is_whole(tmp_path: Path) -> No
                 writing.delete(b"y")
         assert (source / "data.mdb").stat().st_size < 4096 * (made.info()["last_pgno"] + 1)
     assert_holds(converted(source, tmp_path / "cache"), {"feats": {"a": array}})
+    with monkeypatch.context() as patched:
+        patched.setattr(lmdb_store, "TRIAL_S", 0.001)
+        with pytest.raises(AdoptionError, match=r"may be cut short: .* after 0 s; `mdb_copy -c"):
+            converted(source, tmp_path / "none")
+    with lmdb.open(str(source), readonly=True, lock=False) as made:  # as mdb_copy -c does
+        (tmp_path / "copy").mkdir()
+        made.copy(str(tmp_path / "copy"), compact=True)
+    monkeypatch.setattr(lmdb_store, "TRIAL_S", 0.001)
+    assert_holds(converted(tmp_path / "copy", tmp_path / "cache-2"), {"feats": {"a": array}})
 
 
 def test_ids_called_like_statistics_in_named_databases_of_lmdb_are_taken_by_the_pattern_told(

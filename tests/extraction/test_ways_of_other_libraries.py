@@ -136,12 +136,45 @@ def tar(path: Path, members: Callable[[str], Mapping[str, bytes]]) -> Path:
     return path
 
 
-def lmdb_of(at: Path, value: Callable[[NDArray[Any]], bytes]) -> Path:
+def folder_of_shards(at: Path) -> Made:
+    (at / "all").mkdir()
+    tar(at / "all/1.tar", lambda id: {"mel.pyd": pickle.dumps(MEL[id])})
+    return at / "all", MEL
+
+
+def lmdb_of(at: Path, value: Callable[[NDArray[Any]], bytes], arrays: Arrays = F0) -> Path:
     lmdb = pytest.importorskip("lmdb")
     with lmdb.open(str(at / "all"), map_size=1 << 22) as made, made.begin(write=True) as writing:
-        for id, array in F0.items():
+        for id, array in arrays.items():
             writing.put(id.encode(), value(array))
     return at / "all"
+
+
+def lmdb_with_keys(at: Path) -> Made:
+    lmdb = pytest.importorskip("lmdb")
+    path = str(lmdb_of(at, pickle.dumps))
+    with lmdb.open(path, map_size=1 << 22) as made, made.begin(write=True) as writing:
+        writing.put(b"keys", pickle.dumps(list(F0)))
+    return at / "all", F0
+
+
+def lmdb_of_msgpack(at: Path) -> Made:
+    msgpack = pytest.importorskip("msgpack")
+    tokens = {id: np.arange(20 + n) for n, id in enumerate(F0)}
+    return lmdb_of(at, lambda array: bytes(msgpack.packb(array.tolist())), tokens), tokens
+
+
+def no_ids(at: Path) -> Made:
+    pa = pytest.importorskip("pyarrow")
+    columns = {
+        "mel": pa.array([a.tolist() for a in MEL.values()], pa.list_(pa.list_(pa.float32())))
+    }
+    return table(at / "all.parquet", {**columns, "text": list(MEL)}), MELS
+
+
+def bytes_and_shapes(at: Path) -> Made:
+    columns = {"mel": [a.tobytes() for a in MEL.values()], "shape": [a.shape for a in MEL.values()]}
+    return table(at / "all.parquet", {"id": list(MEL), **columns}), MEL
 
 
 def table(path: Path, columns: Mapping[str, Any]) -> Path:
@@ -411,12 +444,31 @@ WAYS: dict[str, Callable[[Path], Made]] = {
     "pickled members": lambda at: (
         tar(at / "all.tar", lambda id: {"mel.pyd": pickle.dumps(MEL[id])}), MEL,
     ),
+    "pickles beside their keys in LMDB": lmdb_with_keys,
+    "msgpack in LMDB": lmdb_of_msgpack,
+    "compressed numbers in LMDB": lambda at: (
+        lmdb_of(at, lambda array: gzip.compress(array.tobytes())), F0,
+    ),
+    "no ids in Parquet": no_ids,
+    "bytes and shapes in Parquet": bytes_and_shapes,
     "pickles in LMDB": lambda at: (lmdb_of(at, pickle.dumps), F0),
     "raw numbers in LMDB": lambda at: (lmdb_of(at, lambda array: array.tobytes()), F0),
     "bytes in Parquet": lambda at: (
         table(at / "all.parquet", {"id": list(MEL), "mel": [*map(npy_of, MEL.values())]}), MEL,
     ),
     "a row a frame in Parquet": long_table,
+    "lists of whole numbers in torch": lambda at: (
+        saved(at / "all.pt", lambda p: torch.save({k: a.tolist() for k, a in TOKENS.items()}, p)),
+        TOKENS,
+    ),
+    "lists of numbers in torch": lambda at: (
+        saved(at / "all.pt", lambda p: torch.save({k: a.tolist() for k, a in MEL.items()}, p)), MEL,
+    ),
+    "triples": lambda at: (
+        saved(at / "all.pkl", lambda p: p.write_bytes(
+            pickle.dumps([(id, a, "text") for id, a in MEL.items()]))), MEL,
+    ),
+    "folder of shards": folder_of_shards,
     "a row a frame in CSV": long_csv,
     "a row a frame in CSV, utterances mixed": long_csv_by_frame,
     "HDF5 of variable length": lambda at: (hdf5(at, of_variable_length), TOKENS),
@@ -512,7 +564,7 @@ def refusal(door: str, source: Path, into: Path) -> str:
 MODULES = {
     *("ast", "csv", "gzip", "h5py", "io", "itertools", "json", "kaldi_native_io", "kaldiio"),
     *("lmdb", "msgpack"),
-    *("numpy", "pandas", "pathlib", "pickle", "scipy", "textgrid", "tfrecord", "torch"),
+    *("numpy", "pandas", "pathlib", "pickle", "pyarrow", "scipy", "textgrid", "tfrecord", "torch"),
     *("webdataset", "zarr"),
 }
 
@@ -582,6 +634,71 @@ def test_features_in_files_of_several_kinds_are_adopted_one_by_one(
             assert np.array_equal(cache.read(id, "spec"), array)
             assert np.array_equal(cache.read(id, "soft"), array * 2)
             assert np.array_equal(cache.read(id, "f0"), array[:, 0])
+
+
+@pytest.mark.parametrize("door", ["adopt", "convert"])
+def test_features_in_folders_of_speakers_are_adopted_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door: str
+) -> None:
+    for id, array in MEL.items():
+        (tmp_path / "all" / id).mkdir(parents=True)
+        torch.save(torch.from_numpy(array), tmp_path / f"all/{id}/{id}-01.soft.pt")
+        np.save(tmp_path / f"all/{id}/{id}-01.f0.npy", array[:, 0])
+    monkeypatch.chdir(tmp_path)
+    message = refusal(door, tmp_path / "all", tmp_path / "cache")
+    for line in re.findall(r"featcache\.adopt\([^)]*\)", message):
+        exec(line, {"featcache": featcache})
+    with featcache.open(tmp_path / "features") as cache:
+        assert set(cache) == {f"{id}/{id}-01" for id in MEL}
+        for id, array in MEL.items():
+            assert np.array_equal(cache.read(f"{id}/{id}-01", "soft"), array)
+            assert np.array_equal(cache.read(f"{id}/{id}-01", "f0"), array[:, 0])
+
+
+@pytest.mark.parametrize("door", ["adopt", "convert"])
+@pytest.mark.parametrize("name", ["all.json", "data.list", "all.csv", "by_id.json"])
+def test_manifests_of_waveforms_are_no_tables_of_numbers(
+    tmp_path: Path, name: str, door: str
+) -> None:
+    """As those of NeMo, WeNet and SpeechBrain."""
+    rows = [{"wav": f"{id}.wav", "duration": 1.5, "text": "say", "snr": 2.5} for id in MEL]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    if name == "all.csv":
+        text = "ID,duration,wav,spk_id,wrd\n" + "".join(f"{id},1.5,{id}.wav,3,SAY\n" for id in MEL)
+    elif name == "by_id.json":
+        text = json.dumps(dict(zip(MEL, rows, strict=True)))
+    (tmp_path / name).write_text(text)
+    told = refusal(door, tmp_path / name, tmp_path / "cache")
+    assert "these are waveforms; featcache.extract computes features of them" in told
+
+
+def test_numbers_are_no_names_of_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of the layers of an encoder."""
+    for end in (".pt", ".npz"):
+        (tmp_path / end).mkdir()
+        for id, array in MEL.items():
+            if end == ".pt":
+                layers = {0: torch.from_numpy(array), 12: torch.from_numpy(array * 2)}
+                torch.save(layers, tmp_path / end / f"{id}{end}")
+            else:
+                arrays: dict[str, Any] = {"0": array}
+                np.savez(tmp_path / end / f"{id}{end}", array, array * 2, **arrays)
+        told = refusal("convert", tmp_path / end, tmp_path / "cache")
+        assert "feature name '0' is not usable" in told
+    follow(refusal("convert", tmp_path / ".pt", tmp_path / "cache"), tmp_path, monkeypatch)
+    with featcache.open(tmp_path / "features") as cache:
+        for id, array in MEL.items():
+            assert np.array_equal(cache.read(id, "item0"), array)
+            assert np.array_equal(cache.read(id, "item12"), array * 2)
+
+
+def test_lists_of_numbers_in_several_files_are_named_one_by_one(tmp_path: Path) -> None:
+    (tmp_path / "all").mkdir()
+    for name, arrays in (("embedding", EMBEDDINGS), ("token", TOKENS)):
+        held = {id: array.tolist() for id, array in arrays.items()}
+        torch.save(held, tmp_path / f"all/utt2{name}.pt")
+    told = refusal("convert", tmp_path / "all", tmp_path / "cache")
+    assert f"name one of the files, as '{tmp_path}/all/utt2embedding.pt'" in told
 
 
 @pytest.mark.parametrize("end", [".h5", ".npz"])
@@ -824,3 +941,15 @@ def test_damage_in_what_is_refused_is_no_error_of_another_kind(tmp_path: Path, w
         with suppress(AdoptionError):
             featcache.adopt(source, tmp_path / "into" / f"cache-{number}")
         path.write_bytes(whole)
+
+
+def test_adopt_of_tensors_in_lmdb_says_that_convert_takes_them(tmp_path: Path) -> None:
+    def tensor(array: NDArray[Any]) -> bytes:
+        file = io.BytesIO()
+        torch.save({"mel": torch.from_numpy(array)}, file)
+        return file.getvalue()
+
+    source = lmdb_of(tmp_path, tensor, MEL)
+    assert "featcache.convert makes a cache of it" in refusal("adopt", source, tmp_path / "a")
+    cache = featcache.convert(source, tmp_path / "cache", progressbar=False)
+    assert np.array_equal(cache.read("u1", "mel"), MEL["u1"])

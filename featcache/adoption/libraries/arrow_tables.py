@@ -54,6 +54,7 @@ IDS = ("id", "ids", "utt_id", "uttid", "utterance_id", "utt", "key", "__key__")
 STATE = "state.json"  # of a data set that HuggingFace's `save_to_disk` wrote
 SPLITS = "dataset_dict.json"
 LOOK_AT = 64
+_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}(\.\w+)")  # as of HuggingFace's hub
 _PARTITION = re.compile(r"/([^/=]+)=[^/]*(?=/)")  # a folder that is a value of a column
 _log = logging.getLogger("featcache")
 
@@ -103,6 +104,13 @@ def _files(place: Place) -> list[str]:
     paths = [path for path in place.files() if path.lower().endswith(SUFFIXES)]
     if not paths:
         raise AdoptionError(f"there is no {SUFFIXES[0]} file in {place.name!r}")
+    splits = {found[1]: found[2] for found in map(_SHARD.fullmatch, paths) if found}
+    if len(splits) > 1:
+        first, end = next(iter(splits.items()))
+        raise AdoptionError(
+            f"{place.name!r} holds shards of {', '.join(map(repr, splits))}, and a cache is one "
+            f"split; name those of one, as {f'{place.name}/{first}-*{end}'!r}"
+        )
     return paths
 
 
@@ -282,9 +290,9 @@ class _Index:
         self._features = [each.name for each in fields if _holds_arrays(each.type)]
         if not self._features:
             self._refuse_columns(source, fields)
-        self._id = self._id_of(fields.names)
+        self._id = self._id_of(fields)
         values = [each.name for each in fields if _is_value(each.type) and each.name != self._id]
-        self._refuse_shapes(fields.names)
+        self._refuse_shapes(fields)
         if others := {*fields.names} - {*self._features, *values, self._id}:
             _log.warning("%r: columns %s are left out", source, ", ".join(sorted(others)))
         self.ids: list[str] = []
@@ -314,26 +322,49 @@ class _Index:
             found[name] = array
         return found
 
-    def _refuse_shapes(self, names: Sequence[str]) -> None:
+    def _refuse_shapes(self, fields: pyarrow.Schema) -> None:
         """Raise `AdoptionError` where a column says the shape of arrays that were laid flat."""
         for name in self._features:
             whose, _, last = name.replace(".", "_").rpartition("_")
-            others = (each for each in names if each != name)
-            if last == "shape" and (not whose or any(each.startswith(whose) for each in others)):
+            others = [each for each in fields if each.name != name]
+            of_it = [each for each in others if not whose or each.name.startswith(whose)]
+            if last == "shape" and of_it:
+                shape = f".reshape(a[{name!r}])"
+                flat = [each for each in of_it if each.name != self._id_in(fields.names)]
+                arrays = {each.name: _loaded(each) + shape for each in flat if _loaded(each)}
                 raise AdoptionError(
                     f"{self._source!r}: column {name!r} has the shapes of arrays that were laid "
-                    f"flat; reshape them; {LOAD_IT}"
+                    f"flat; {self._by_rows(arrays, fields.names) or LOAD_IT}"
                 )
 
-    def _id_of(self, names: Sequence[str]) -> str:
-        found = next((name for name in IDS if name in names), None)
-        if found is None:
-            raise AdoptionError(
-                f"{self._source!r} has no column of ids, as {IDS[0]!r} would be, among "
-                f"{', '.join(map(repr, names))}; call the one that holds them {IDS[0]!r} "
-                "(Dataset.rename_column, Table.rename_columns), or add one"
-            )
-        return found
+    def _id_in(self, names: Sequence[str]) -> str | None:
+        return next((name for name in IDS if name in names), None)
+
+    def _id_of(self, fields: pyarrow.Schema) -> str:
+        if found := self._id_in(fields.names):
+            return found
+        kinds = {each.name: each for each in fields if each.name in self._features}
+        line = self._by_rows({name: _loaded(each) for name, each in kinds.items()}, fields.names)
+        raise AdoptionError(
+            f"{self._source!r} has no column of ids, as {IDS[0]!r} would be, among "
+            f"{', '.join(map(repr, fields.names))}; call the one that holds them {IDS[0]!r} "
+            f"(Dataset.rename_column, Table.rename_columns), or add one{line and f'; or {line}'}"
+        )
+
+    def _by_rows(self, arrays: Mapping[str, str], names: Sequence[str]) -> str:
+        """Return the line that loads arrays of rows, each called `a`; "" where none is known."""
+        if (
+            not arrays
+            or not all(arrays.values())
+            or Path(self._source).suffix in (".arrow", ".ipc")
+        ):
+            return ""
+        id = self._id_in(names)
+        key = "f'{n:08d}'" if id is None else f"a[{id!r}]"
+        value = f"{{{', '.join(f'{name!r}: {load}' for name, load in arrays.items())}}}"
+        value = value if len(arrays) > 1 else next(iter(arrays.values()))
+        line = f"{{{key}: {value} for n, a in enumerate({_rows(self._source)})}}"
+        return f"load it yourself, as by featcache.convert({line}, 'features')"
 
     def _add(
         self,
@@ -399,7 +430,7 @@ class _Index:
         if {"bytes", "path"} <= {*fields.names}:
             way = f"these are files; {WAVEFORMS.partition('; ')[2]}, where they are waveforms"
         elif bytes_of:
-            id, rows = self._id_of(fields.names), f"{_frame(source)}.to_dict('records')"
+            id, rows = self._id_of(fields), f"{_frame(source)}.to_dict('records')"
             line = f"{{a[{id!r}]: {array_of(f'a[{bytes_of[0]!r}]')} for a in {rows}}}"
             way = f"load it yourself, as by featcache.convert({line}, 'features')"
         elif loads := self._loads_of(source, fields):
@@ -449,6 +480,30 @@ def _frame(source: str) -> str:
     if path.is_file() or (path.is_dir() and read.endswith("parquet")):
         return f"{read}({source!r})"
     return f"pandas.concat(map({read}, {_paths(source)}))"
+
+
+def _rows(source: str) -> str:
+    """Return an expression for the rows of a source, as mappings."""
+    if (Path(source) / STATE).exists():
+        return f"datasets.load_from_disk({source!r})"
+    library = "feather" if _reader(source).endswith("feather") else "parquet"
+    return f"pyarrow.{library}.read_table({source!r}).to_pylist()"
+
+
+def _loaded(field: pyarrow.Field) -> str:
+    """Return an expression for the array of a field of a row `a`; "" where none is known."""
+    import pyarrow
+
+    kind = field.type
+    if pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
+        return f"numpy.frombuffer(a[{field.name!r}], 'float32')"
+    if not _is_list(kind):
+        return ""
+    while _is_list(kind):
+        kind = kind.value_type
+    numeric = pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)
+    name = np.dtype(kind.to_pandas_dtype()).name if numeric else ""
+    return f"numpy.array(a[{field.name!r}], {name!r})" if numeric else ""
 
 
 def _reader(source: str) -> str:

@@ -24,6 +24,7 @@ DATA = "data.mdb"
 SUFFIXES = (".mdb", ".lmdb")
 NAMED_BYTES = 48  # of the value that a named database has
 MOST_NAMED = 256  # databases
+TRIAL_S = 300.0  # of reading all values, where pages lack
 
 
 class LmdbStore:
@@ -110,6 +111,11 @@ class LmdbValues:
         self._databases[key] = opened
         return True
 
+    def has(self, key: bytes) -> bool:
+        """Whether the database without a name has a key."""
+        with told(self._where):
+            return self._transaction.get(key) is not None
+
     def get(self, database: bytes, key: bytes) -> bytes:
         """Return a value; raises `AdoptionError` where it has gone meanwhile."""
         with told(self._where):
@@ -164,11 +170,20 @@ def _refuse_cut(opened: Any, path: Path) -> None:
     whole = page * (opened.info()["last_pgno"] + 1)
     if size % page == 0 and size >= whole:
         return
-    code = (
+    program = (
         f"import sys; sys.path[:] = {sys.path!r}; "  # where the same modules are found
         f"from {__name__} import touch_all; import pathlib; touch_all(pathlib.Path({str(path)!r}))"
     )
-    if size % page or subprocess.run([sys.executable, "-c", code]).returncode not in (0, 1):
+    code = 2 if size % page else None
+    try:
+        code = code or subprocess.run([sys.executable, "-c", program], timeout=TRIAL_S).returncode
+    except subprocess.TimeoutExpired:
+        raise AdoptionError(
+            f"{_where(path)} may be cut short: it has {size:,} bytes, of {whole:,}, and whether a "
+            f"value lies behind them was not known after {TRIAL_S:.0f} s; `mdb_copy -c` of LMDB "
+            "makes a whole one"
+        ) from None
+    if code not in (0, 1):
         raise AdoptionError(
             f"{_where(path)} is cut short: it has {size:,} bytes, of {whole:,}; copy it again"
         )

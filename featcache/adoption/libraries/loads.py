@@ -5,6 +5,7 @@ Here are binary files and folders of other libraries; `refused` has texts, and m
 
 from __future__ import annotations
 
+import io
 import json
 import pickletools
 import re
@@ -25,13 +26,14 @@ import numpy as np
 from featcache.adoption.libraries.lmdb_store import DATA, values_of
 
 RUNS_CODE = "pickles may run code when they are loaded"
+LISTS = "lists of numbers have no dtype"
 ONE_ARRAY = "one array is no data set"
 WAVEFORMS = "these are waveforms; featcache.extract computes features of them"
 IDS = ("id", "ID", "utt_id", "utt", "key", "name", "audio_id", "utterance_id", "uttid", "__key__")
 MOST_BYTES = 1 << 20  # that are looked at
 SOUND = (
     *(".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".sph", ".aiff", ".aif", ".au"),
-    *(".webm", ".mp4"),
+    *(".webm", ".mp4", ".ecdc"),
 )
 WAVES = (b"RIFF", b"RIFX", b"fLaC", b"OggS", b"NIST")
 _PICKLE = ("PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "MARK")  # opcodes without values
@@ -99,15 +101,19 @@ def loads_of_folder(folder: Path) -> Loads | None:
 def _of_lmdb(path: Path) -> Loads | None:
     """Return what loads LMDB, as the first value tells."""
     with values_of(path / DATA if path.is_dir() else path) as values:
+        others = [key for key in _ABOUT_LMDB if values.has(key)]
         pairs = islice(values.items(), 16)
-        data = next((value for _, key, value in pairs if key[:2] != b"__"), None)
-    if data is None or data[:6] == b"\x93NUMPY" or _is_npz(data):
+        keys = (value for _, key, value in pairs if key[:2] != b"__" and key not in others)
+        data = next(keys, None)
+    if data is None or data[:6] == b"\x93NUMPY" or _is_npz(data) or _is_plain_torch(data):
         return None
     rows = f"lmdb.open(<path>, readonly=True, lock=False, subdir={path.is_dir()}).begin().cursor()"
-    load = f"{{k.decode(): {of_bytes(data, 'v')} for k, v in {rows} if k[:2] != b'__'}}"
+    which = f"k[:2] != b'__'{f' and k not in {others}' if others else ''}"
+    load = f"{{k.decode(): {of_bytes(data, 'v')} for k, v in {rows} if {which}}}"
     return Loads("its values are no arrays of numpy.save", load)
 
 
+_ABOUT_LMDB = (b"keys", b"len", b"length", b"num_samples", b"num-samples")  # keys of no array
 _TAR_FIELDS = ("npy.gz", "json", "mp", "msg", "pyd", "pickle", "pkl", "ten", "tb")
 
 
@@ -126,7 +132,7 @@ def _of_tar(path: Path) -> Loads | None:
     columns = [field for field, is_array in fields.items() if is_array]
     if not columns:
         return Loads(WAVEFORMS) if sounds else None
-    rows = "webdataset.WebDataset([<path>], shardshuffle=False).decode()"
+    rows = "webdataset.WebDataset([str(<path>)], shardshuffle=False).decode()"
     whole = named(["__key__", *columns], rows, "numpy.array(COLUMN)")
     for field in columns:
         if field.endswith(("ten", "tb")):  # a list of arrays
@@ -275,14 +281,29 @@ def _of_torch(pickled: bytes) -> Loads | None:
     if top == "rows" and (id := next((name for name in IDS if name in words), None)):
         return Loads("rows are no mapping of ids", _rows(id, _LOAD))
     if top == "pairs":
-        return Loads("pairs are no mapping of ids", f"dict({_LOAD})")
+        return Loads("pairs are no mapping of ids", f"{{a[0]: a[1] for a in {_LOAD}}}")
     if top in ("list", "rows", "tuple"):
         return _of_items("lists and tuples have no names", _LOAD)
     modules = {name.decode().partition(".")[0] for name in _MODULE.findall(pickled)}
+    if top == "dict" and not modules:
+        dtype = ", 'float32'" if "BINFLOAT" in _opcodes(pickled) else ""
+        return Loads(LISTS, f"{{k: numpy.array(v{dtype}) for k, v in {_LOAD}.items()}}")
+    if top == "dict" and any(each.startswith("BININT") for each in _opcodes(pickled)[1:2]):
+        named = f"{{f'item{{k}}': v for k, v in {_LOAD}.items()}}"
+        return Loads("numbers are no names of features", "", named)
     if top == "dict" and not modules <= _PLAIN:
         tensors = f"{{k: v for k, v in {_LOAD}.items() if torch.is_tensor(v)}}"
         return Loads(RUNS_CODE, tensors, tensors)
     return None
+
+
+def _opcodes(pickled: bytes) -> list[str]:
+    """Return the first opcodes of a pickle that have values; nothing is run."""
+    names: list[str] = []
+    with suppress(*BROKEN):
+        for opcode, _, _ in islice(pickletools.genops(pickled), 256):
+            names += [opcode.name] if opcode.name not in _PICKLE else []
+    return names
 
 
 def _rows(id: str, rows: str) -> str:
@@ -332,7 +353,7 @@ def _of_pickle(path: Path) -> Loads | None:
     if top == "rows" and (id := next((name for name in IDS if name in words), None)):
         return Loads(RUNS_CODE, _rows(id, load))
     if top == "pairs":
-        return Loads(RUNS_CODE, f"dict({load})")
+        return Loads(RUNS_CODE, f"{{a[0]: a[1] for a in {load}}}")
     if top in ("list", "rows", "tuple"):
         of_arrays = b"ndarray" in front or b"_rebuild_tensor" in front or top == "rows"
         return (
@@ -505,6 +526,15 @@ def _is_npz(data: bytes) -> bool:
     return data[:4] == b"PK\3\4" and b".npy" in data[:256]
 
 
+def _is_plain_torch(data: bytes) -> bool:
+    """Whether bytes are those of `torch.save`, of nothing that runs code."""
+    with suppress(*BROKEN), zipfile.ZipFile(io.BytesIO(data)) as file:
+        pickled = next(file.read(name) for name in file.namelist() if name.endswith("/data.pkl"))
+        modules = {name.decode().partition(".")[0] for name in _MODULE.findall(pickled)}
+        return modules <= _PLAIN and not any(name in pickled for name in _OF_TENSORS)
+    return False
+
+
 def of_bytes(data: bytes, name: str) -> str:
     """Return an expression for the array that bytes are, which are called so in it."""
     if data[:6] == b"\x93NUMPY":
@@ -513,6 +543,10 @@ def of_bytes(data: bytes, name: str) -> str:
         return f"dict(numpy.load(io.BytesIO({name})))"
     if data[:4] == b"PK\3\4":
         return f"torch.load(io.BytesIO({name}), weights_only=False)"
+    if data[:2] == b"\x1f\x8b":
+        return f"numpy.frombuffer(gzip.decompress({name}), 'float32')"
+    if data[:1] in (b"\xdc", b"\xdd"):  # of 16 numbers or more
+        return f"numpy.array(msgpack.unpackb({name}))"
     is_pickle = data[:1] == b"\x80" and data[-1:] == b"."
     return f"pickle.loads({name})" if is_pickle else f"numpy.frombuffer({name}, 'float32')"
 

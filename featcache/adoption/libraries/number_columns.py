@@ -18,7 +18,11 @@ _ORDER = frozenset(
      "startsec", "begin", "onset", "index", "idx", "pos", "position", "seconds", "sec", "ms"),
 )  # fmt: skip
 # of others that are no numbers of a frame
-_BESIDE = frozenset(("end", "ends", "endsec", "stop", "duration", "dur", "length", "nframes"))
+_BESIDE = frozenset(
+    ("end", "ends", "endsec", "stop", "duration", "dur", "length", "nframes", "offset", "channel",
+     "channels", "numsamples", "nsamples", "samplerate", "sr", "label", "labels", "class", "fold",
+     "spkid", "speakerid"),
+)  # fmt: skip
 _OF_FILES = ("utterance", "file", "filename", "file_name", "path", "audio", "wav", "segment")
 
 
@@ -32,7 +36,7 @@ class NumberColumns(NamedTuple):
 
 
 def columns_of(kinds: Mapping[str, str]) -> NumberColumns | None:
-    """Return which columns are which, by what each holds; None where none has numbers.
+    """Return which columns are which, by what each holds; None where few have numbers.
 
     >>> columns_of({"utt": "text", "frame": "whole", "c0": "real", "c1": "real", "spk": "whole"})
     NumberColumns(id='utt', order='frame', numbers=['c0', 'c1'], left=['spk'])
@@ -45,11 +49,10 @@ def columns_of(kinds: Mapping[str, str]) -> NumberColumns | None:
     others = [name for name, each in plain.items() if name != order and each not in _BESIDE]
     numbers = [name for name in others if kinds[name] == REAL]
     numbers = numbers or [name for name in others if kinds[name] == WHOLE]
-    if not numbers:
+    left = [name for name in plain if name not in (order, *numbers)]
+    if not numbers or len(left) > len(numbers):  # a table of other things, with some numbers
         return None
-    return NumberColumns(
-        id, order, numbers, [name for name in plain if name not in (order, *numbers)]
-    )
+    return NumberColumns(id, order, numbers, left)
 
 
 def loads_of_rows(
@@ -58,7 +61,7 @@ def loads_of_rows(
     repeats: Callable[[str], bool],
     dtype: str = "",
 ) -> Loads | None:
-    """Return what loads a table; None where no column has numbers.
+    """Return what loads a table; None where few columns have numbers.
 
     Args:
         kinds: of the columns, by name.

@@ -18,6 +18,7 @@ from typing import Any
 from featcache.adoption.libraries.kaldi_objects import loads_of_kaldi
 from featcache.adoption.libraries.loads import (
     IDS,
+    LISTS,
     MOST_BYTES,
     ONE_ARRAY,
     RUNS_CODE,
@@ -45,7 +46,10 @@ _MEMBER = re.compile(r"(.*\.zip):\d+:\d+")  # as fairseq names members
 _TEXT_MATRIX = re.compile(rb"\S+\s+\[(\s|$)")  # of Kaldi
 _OPENS = {".gz": "gzip", ".tgz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
 _READS_FILES = ("loadtxt(", "read_csv(", "joblib.load(", "loadmat(", "numpy.load(", "load_ark(")
-_ADOPTED = (".npy", ".pt", ".pth", ".ckpt", ".h5", ".hdf5", ".safetensors")
+_ADOPTED = {
+    ".npy": "npy", ".pt": "pt", ".pth": "pt", ".ckpt": "pt", ".h5": "hdf5", ".hdf5": "hdf5",
+    ".safetensors": "safetensors",
+}  # fmt: skip
 _FILES_AS_GROUPS = (".h5", ".hdf5")
 _COPIED = (".npz", ".parquet", ".arrow", ".feather", ".lmdb", ".tar", ".ark")
 _BESIDE = (".md", ".rst", ".log", ".json", ".yaml", ".yml", ".ini")
@@ -96,6 +100,8 @@ def known_way(source: Path) -> str:
         if path.suffix in (".ark", ".scp"):
             loads = loads_of_kaldi(path) or _of_kaldi(path, front)
         if loads is not None and loads.why != ONE_ARRAY:
+            if loads.why == LISTS and len(files) > 1:
+                return f"name one of the files, as {str(path)!r}"
             told = _told(loads, source, files, None)
             return told.partition("; ")[2] or told
     return ""
@@ -178,16 +184,9 @@ def _one_by_one(source: Path, files: Sequence[Path]) -> str:
     folder = source if source.is_dir() else source.parent
     ways, by_kind = [], _by_kind(files)
     count = sum(suffix.lower() in _ADOPTED for suffix, _ in by_kind)
-    for suffix, names in by_kind:
+    for suffix, paths in by_kind:
         if suffix.lower() in _ADOPTED:
-            end = _common_end(names) or suffix
-            more = end[: -len(suffix)]
-            feature = re.sub(r"\W", "", re.split(r"[._-]", more)[-1]) or suffix[1:].lower()
-            named = f", feature={feature!r}" if more or count > 1 else ""
-            named += f", pattern={'{id}' + more!r}" if more else ""
-            if suffix.lower() in _FILES_AS_GROUPS:
-                named = ", pattern='{id}/{feature}'"
-            ways.append(f"featcache.adopt({f'{folder}/*{end}'!r}, 'features'{named})")
+            ways.append(_adopting(folder, suffix, paths, alone=count == 1))
         elif suffix.lower() in _COPIED:
             made = suffix.lstrip(".")
             ways.append(f"featcache.convert({f'{folder}/*{suffix}'!r}, {made!r})")
@@ -202,27 +201,44 @@ def _one_by_one(source: Path, files: Sequence[Path]) -> str:
         return way_out(clusters)
     if len({path.with_suffix("") for path in known}) == 1:  # one beside its index
         return way_out(known[0])
-    largest = max(known, key=lambda path: path.stat().st_size)
-    return f"it holds files of several kinds; name one of them, as {str(largest)!r}"
+    suffix = max(known, key=lambda path: path.stat().st_size).suffix
+    return f"it holds files of several kinds; name those of one, as {f'{folder}/*{suffix}'!r}"
 
 
-def _by_kind(files: Sequence[Path]) -> list[tuple[str, list[str]]]:
-    """Return suffixes and names, apart where few words before the suffix part them."""
-    found: dict[tuple[str, str], list[str]] = {}
+def _adopting(folder: Path, suffix: str, paths: Sequence[Path], *, alone: bool) -> str:
+    """Return the call that adopts files of one kind among others."""
+    end = _common_end([path.name for path in paths]) or suffix
+    more = end[: -len(suffix)]
+    feature = re.sub(r"\W", "", re.split(r"[._-]", more)[-1]) or suffix[1:].lower()
+    named = "" if alone and not more else f", feature={feature!r}"
+    named += f", pattern={'{id}' + more!r}" if more else ""
+    if suffix.lower() in _FILES_AS_GROUPS:
+        named = ", pattern='{id}/{feature}'"
+    below = {path.parent for path in paths}
+    if len(below) > 1:  # folders of speakers, say
+        kind = _ADOPTED[suffix.lower()]
+        return f"featcache.adopt({str(folder)!r}, 'features'{named}, kind={kind!r})"
+    return f"featcache.adopt({f'{below.pop()}/*{end}'!r}, 'features'{named})"
+
+
+def _by_kind(files: Sequence[Path]) -> list[tuple[str, list[Path]]]:
+    """Return suffixes and files, apart where few words before the suffix part them."""
+    found: dict[tuple[str, str], list[Path]] = {}
     for suffix in sorted({path.suffix for path in files}):
-        names = [path.name for path in files if path.suffix == suffix]
-        words = [re.split(r"[._-]", name[: -len(suffix)] if suffix else name)[-1] for name in names]
-        are_features = 2 * len({*words}) <= len(names)
-        for name, word in zip(names, words, strict=True):
-            found.setdefault((suffix, word if are_features else ""), []).append(name)
-    return [(suffix, names) for (suffix, _), names in found.items()]
+        paths = [path for path in files if path.suffix == suffix]
+        words = [re.split(r"[._-]", path.name.removesuffix(suffix))[-1] for path in paths]
+        are_features = 2 * len({*words}) <= len(paths)
+        for path, word in zip(paths, words, strict=True):
+            found.setdefault((suffix, word if are_features else ""), []).append(path)
+    return [(suffix, paths) for (suffix, _), paths in found.items()]
 
 
 def _common_end(names: Sequence[str]) -> str:
     """Return what all names end with, from a sign on that parts names."""
     signs = takewhile(lambda each: len({*each}) == 1, zip(*(n[::-1] for n in names), strict=False))
     common = "".join(each[0] for each in signs)[::-1]
-    found = re.search(r"[._-]", common)
+    # of "-0001.wav.f0.npy" and "-0001_mel.npy" what begins with a number is of the ids
+    found = re.search(r"\.(?=.*\.)", common) or re.search(r"[._-](?!\d+[._-])", common)
     return common[found.start() :] if found and len(names) > 1 else ""
 
 
@@ -265,7 +281,8 @@ def _of_json(path: Path, text: bytes) -> Loads | None:
             rows = f"map({name}, <lines>)"
             if column := _of_paths(first):
                 return Loads(_PATHS, _loaded(column, first, rows))
-            return _of_columns(first, rows) or _of_records(lines, name, rows)
+            found = _of_columns(first, rows) or _of_records(lines, name, rows)
+            return found or (Loads(WAVEFORMS) if _names_sounds(first) else None)
     if path.suffix != ".json" or path.stat().st_size > _MOST_JSON:
         return None
     with suppress(ValueError, RecursionError):
@@ -294,6 +311,8 @@ def _of_whole_json(held: object) -> Loads | None:
     if not isinstance(held, Mapping) or not held:
         return Loads(_AS_TEXT, numbered(load, "numpy.array(a)"), each) if each else None
     first = next(iter(held.values()))
+    if isinstance(first, Mapping) and not any(isinstance(each, list) for each in first.values()):
+        return Loads(WAVEFORMS) if _names_sounds(first) else None
     arrays = "{n: numpy.array(a) for n, a in v.items() if isinstance(a, list)}"
     value = arrays if isinstance(first, Mapping) else "numpy.array(v)"
     whole = f"{{k: {value} for k, v in {load}.items()}}"
@@ -319,6 +338,10 @@ def _of_columns(row: Mapping[str, object], rows: str) -> Loads | None:
     pairs = ", ".join(f"{name!r}: {load}" for name, load in loads.items())
     value_of = next(iter(loads.values())) if len(loads) == 1 else f"{{{pairs}}}"
     return Loads(_AS_TEXT, f"{{{key}: {value_of} for n, r in enumerate({rows})}}")
+
+
+def _names_sounds(row: Mapping[str, object]) -> bool:
+    return any(isinstance(each, str) and each.lower().endswith(SOUND) for each in row.values())
 
 
 def _is_numbers(words: Sequence[str]) -> bool:
@@ -377,6 +400,8 @@ def _of_text(lines: Sequence[str], path: Path) -> Loads | None:
             return Loads(_PATHS, _loaded(column, named, table))
         if found := _of_columns(named, table) or _of_named_numbers(lines, path, sign):
             return found
+        if _names_sounds(named):
+            return Loads(WAVEFORMS)
     return _of_numbers(rows, first, sign, skip=int(has_header))
 
 
