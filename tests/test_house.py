@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -95,11 +96,18 @@ def test_no_two_classes_have_one_name() -> None:
 
 @pytest.mark.parametrize("package", ["format", "reading", "tables"])
 def test_a_name_of_a_face_is_one_thing(package: str) -> None:
-    """A face that is all public names of its files would hide one of two, or a file."""
+    """A face that is all public names of its files would hide one of two, or a file.
+
+    A file also gives the names that it imports, which may be others of the same name.
+    """
     files = sorted((HOUSE / package).glob("[a-z]*.py"))
-    names = [name for path in files for name in public_names(ast.parse(path.read_text()))]
-    names += [path.stem for path in files]
+    given = [(path, name) for path in files for name in public_names(ast.parse(path.read_text()))]
+    names = [*(name for _, name in given), *(path.stem for path in files)]
     assert {name for name in names if names.count(name) > 1} == set()
+    found = import_module(f"featcache.{package}")
+    for path, name in given:
+        file = import_module(f"featcache.{package}.{path.stem}")
+        assert getattr(found, name) is getattr(file, name), f"{path.stem}.{name}"
     face = ast.parse((HOUSE / package / "__init__.py").read_text())
     taken = {node.module for node in face.body if isinstance(node, ast.ImportFrom)}
     assert taken == {f"featcache.{package}.{path.stem}" for path in files}
