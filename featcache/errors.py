@@ -187,7 +187,7 @@ def bytes_text(count: float) -> str:
     >>> bytes_text(999), bytes_text(18_900_000)
     ('999 B', '18.9 MB')
     """
-    units = ["B", "kB", "MB", "GB", "TB"]
+    units = ["B", "kB", "MB", "GB", "TB", "PB"]
     while count >= 999.5 and len(units) > 1:
         count /= 1000
         units.pop(0)

@@ -42,7 +42,7 @@ from featcache.format.files import digest, newer
 from featcache.interface import Array, Bytes, Ints
 
 PREFIX = "annotations/"
-DTYPES: Mapping[str, type[np.generic]] = {
+_KIND_DTYPES: Mapping[str, type[np.generic]] = {
     "int": np.int64,
     "float": np.float64,
     "bool": np.uint8,
@@ -118,7 +118,7 @@ class Column(Sequence[Value | None]):
         if kind == "str":
             texts = ["" if value is None else cast(str, value) for value in values]
             return cls(kind, few(texts), mask, name)
-        dtype = DTYPES[kind]
+        dtype = _KIND_DTYPES[kind]
         if kind in ("ints", "floats"):
             lists = [[] if value is None else cast(list[float], value) for value in values]
             joined = [number for each in lists for number in each]
@@ -407,7 +407,7 @@ def joined(columns: Sequence[Column], kind: str, name: str = "") -> Column:
     null = [np.zeros(len(body), np.uint8) if mask is None else mask for body, mask in stored]
     mask = np.concatenate([np.empty(0, np.uint8), *null])
     bodies = [body for body, _ in stored]
-    dtype = DTYPES[kind]
+    dtype = _KIND_DTYPES[kind]
     body: Stored
     if kind == "str":
         body = joined_texts(cast(list[Strings | Codes], bodies))
@@ -468,7 +468,7 @@ def read_column(file: ColumnFile, name: str, kind: str, rows: int) -> Column:
         kind: its kind.
         rows: those of the index.
     """
-    dtypes = {**_DTYPES, "values": DTYPES[kind]}
+    dtypes = {**_DTYPES, "values": _KIND_DTYPES[kind]}
     needed = {"str": ["ends", "bytes"], "ints": ["ends", "values"], "floats": ["ends", "values"]}
     some = [what for what in ("null", "codes") if f"{PREFIX}{name}/{what}" in file]
     column = Column.of_arrays(

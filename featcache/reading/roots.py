@@ -35,7 +35,7 @@ from featcache.remote import (
     options_with_pages,
 )
 
-NAME = "adopted.json"
+_FILE = "adopted.json"
 PathOrUrl = Path | str  # a URL is a str
 
 
@@ -82,7 +82,7 @@ def absolute_roots(
 def read_roots(cache: Path) -> dict[str, PathOrUrl]:
     """Read where the sources of a cache lie; empty where nothing says so."""
     try:
-        data = read_within(cache, NAME)
+        data = read_within(cache, _FILE)
     except FileNotFoundError:
         return {}
     try:
@@ -94,7 +94,7 @@ def read_roots(cache: Path) -> dict[str, PathOrUrl]:
                 raise ValueError(f"{place!r}, of {key!r}, is no absolute path")
     except (*NOT_AS_WRITTEN, RecursionError) as error:
         raise CorruptCacheError(
-            f"{str(cache / NAME)!r} is damaged: {error}; it maps the keys of adopted sources to "
+            f"{str(cache / _FILE)!r} is damaged: {error}; it maps the keys of adopted sources to "
             "absolute paths, or URLs"
         ) from error
     return roots
@@ -104,7 +104,7 @@ def write_root(cache: Path, key: str, path: PathOrUrl) -> None:
     """Write durably where a source lies, beside the others."""
     roots = {**read_roots(cache), key: path}
     content = {each: str(place) for each, place in sorted(roots.items())}
-    write_durably(cache / NAME, json.dumps(content, ensure_ascii=False, indent=1).encode())
+    write_durably(cache / _FILE, json.dumps(content, ensure_ascii=False, indent=1).encode())
 
 
 def roots_of(
