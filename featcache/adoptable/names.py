@@ -200,7 +200,7 @@ def refuse_splits(source: str, names: Sequence[str], *, go_together: bool = True
     if len(names) > MOST_SPLITS or not all(found) or len(set().union(*found)) < 2:
         return
     rows = ""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, EOFError, ValueError, LookupError, SyntaxError, TypeError, MemoryError):
         rows = _rows_of(Path(source), names)
     many = f"as by featcache.convert({{f'{{n:08d}}': a for n, a in enumerate({rows})}}, 'features')"
     alone = f"if each is an utterance, give pattern={EACH!r}; " if go_together else ""
@@ -216,9 +216,8 @@ def refuse_whole(source: str, names: Sequence[str]) -> None:
 
     Such as `embeddings`, or the `lengths` of others.
     """
-    last = names[0].rpartition("/")[2].lower()
-    columns = OFFSETS | LENGTHS | IDS
-    if len(names) > 1 or not (last in _WHOLE or re.split("[_.-]", last)[-1] in columns):
+    last = names[0].rpartition("/")[2].lower() if len(names) == 1 else ""
+    if last not in _WHOLE and re.split("[_.-]", last)[-1] not in OFFSETS | LENGTHS | IDS:
         return
     path, rows = Path(source) / f"{names[0]}.npy", "and give featcache.convert({id: array, ...}"
     if path.is_file():
