@@ -140,6 +140,8 @@ def refuse_features(source: str, names: Sequence[str], rows: Ints | None) -> Non
     found = [each for each in _guesses(names) if rows is None or _go_together(each, rows)]
     if rows is None:
         found += _grid(names)
+    if not found and rows is None:
+        _refuse_folders(source, names)
     if not found:
         return
     guess = min(found, key=lambda each: sum(map(len, each.places)))  # "mel" rather than "mel-utt"
@@ -149,6 +151,40 @@ def refuse_features(source: str, names: Sequence[str], rows: Ints | None) -> Non
         f"{', '.join(map(repr, guess.places))} of the same utterances; if they are, {way}; if each "
         f"is an utterance, give pattern={EACH!r}"
     )
+
+
+def _refuse_folders(source: str, names: Sequence[str]) -> None:
+    """Raise `AdoptionError` for folders of the same ids, in each of which names end otherwise.
+
+    Such as `3_feature768/u1` and `2a_f0/u1.wav`.
+    """
+    folders: dict[str, list[str]] = {}
+    for name in names:
+        folder, slash, rest = name.partition("/")
+        if not slash:
+            return
+        folders.setdefault(folder, []).append(rest)
+    if not 1 < len(folders) <= MOST_FEATURES:
+        return
+    ends = {folder: _end_of(rests) for folder, rests in folders.items()}
+    ids = [{rest.removesuffix(ends[each]) for rest in rests} for each, rests in folders.items()]
+    if len(set.intersection(*ids)) < max(FEWEST, SHARE * max(map(len, ids))):
+        return
+    calls: list[str] = []
+    for folder, end in ends.items():
+        feature = re.sub(r"^[^a-zA-Z]+|[^\w-]", "", folder) or f"feature{len(calls)}"
+        settings = f"feature={feature!r}, pattern={f'{folder}/{{id}}{end}'!r}"
+        calls.append(f"featcache.adopt({source!r}, 'features', {settings})")
+    raise AdoptionError(
+        f"{source!r}: folders such as {', '.join(map(repr, folders))} have arrays of the same "
+        f"utterances; take them one by one: {', '.join(calls)}"
+    )
+
+
+def _end_of(names: Sequence[str]) -> str:
+    """Return what all names end with from a point on, as `.wav`."""
+    ends = {name[name.rfind(".") :] if "." in name else "" for name in names}
+    return ends.pop() if len(ends) == 1 else ""
 
 
 def refuse_splits(source: str, names: Sequence[str], *, go_together: bool = True) -> None:
@@ -164,7 +200,7 @@ def refuse_splits(source: str, names: Sequence[str], *, go_together: bool = True
     if len(names) > MOST_SPLITS or not all(found) or len(set().union(*found)) < 2:
         return
     rows = ""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, EOFError, ValueError, LookupError, SyntaxError, TypeError, MemoryError):
         rows = _rows_of(Path(source), names)
     many = f"as by featcache.convert({{f'{{n:08d}}': a for n, a in enumerate({rows})}}, 'features')"
     alone = f"if each is an utterance, give pattern={EACH!r}; " if go_together else ""
@@ -180,9 +216,8 @@ def refuse_whole(source: str, names: Sequence[str]) -> None:
 
     Such as `embeddings`, or the `lengths` of others.
     """
-    last = names[0].rpartition("/")[2].lower()
-    columns = OFFSETS | LENGTHS | IDS
-    if len(names) > 1 or not (last in _WHOLE or re.split("[_.-]", last)[-1] in columns):
+    last = names[0].rpartition("/")[2].lower() if len(names) == 1 else ""
+    if last not in _WHOLE and re.split("[_.-]", last)[-1] not in OFFSETS | LENGTHS | IDS:
         return
     path, rows = Path(source) / f"{names[0]}.npy", "and give featcache.convert({id: array, ...}"
     if path.is_file():

@@ -197,3 +197,22 @@ def test_scps_that_a_pattern_names_are_read_as_one(tmp_path: Path, door: Any) ->
     (tmp_path / "cut.2.scp").write_text(f"{lines[1]}\n{lines[0].replace('u2', 'u9')}[0:1]\n")
     cut = {"u2": OTHERS["u2"][1:4], "u3": OTHERS["u3"], "u9": OTHERS["u2"][:2]}
     holds(door(tmp_path / "cut.*.scp", tmp_path / "other"), cut)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_folders_whose_names_end_otherwise_are_taken_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door: Any
+) -> None:
+    """As retrieval-based voice conversion leaves them."""
+    saved = {f"3_feature768/{id}": array for id, array in FRAMES.items()}
+    saved |= {f"2a_f0/{id}.wav": np.arange(len(array)) for id, array in FRAMES.items()}
+    source = save_all(tmp_path / "all", saved)
+    calls = told(door, source, r"one by one: (.*\))")[1]
+    monkeypatch.chdir(tmp_path)
+    for call in re.findall(r"featcache\.adopt\([^)]*\)", calls):
+        exec(call, {"featcache": featcache})
+    cache = featcache.open(tmp_path / "features")
+    assert sorted(cache.features) == ["a_f0", "feature768"]
+    for id, array in FRAMES.items():
+        assert np.array_equal(cache.read(id, "feature768"), array)
+        assert np.array_equal(cache.read(id, "a_f0"), np.arange(len(array)))

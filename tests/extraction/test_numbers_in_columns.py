@@ -55,6 +55,10 @@ TABLES: dict[str, tuple[Callable[[], Any], Arrays]] = {
     "frames": (lambda: long(), FRAMES),
     "numbered frames": (lambda: shuffled(long(frame=lambda n: n)), FRAMES),
     "frames by seconds": (lambda: shuffled(long(start_s=lambda n: n / 100)), FRAMES),
+    "numbers and seconds of frames": (
+        lambda: shuffled(long(frame=lambda n: n, time=lambda n: n / 100, end=lambda n: n / 100)),
+        FRAMES,
+    ),
     "ids called otherwise": (lambda: long(id="utterance", t=lambda n: n), FRAMES),
     "ids called by no name": (lambda: long(id="who", t=lambda n: n), FRAMES),
     "beside speakers": (lambda: long(speaker=lambda n: "anna", phone=lambda n: n % 3), FRAMES),

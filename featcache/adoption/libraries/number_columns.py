@@ -46,7 +46,7 @@ def columns_of(kinds: Mapping[str, str]) -> NumberColumns | None:
     id = next(iter([*known, *(name for name, kind in kinds.items() if kind == TEXT)]), None)
     plain = {name: "".join(filter(str.isalnum, name.lower())) for name in kinds if name != id}
     order = next((name for name, each in plain.items() if each in _ORDER), None)
-    others = [name for name, each in plain.items() if name != order and each not in _BESIDE]
+    others = [name for name, each in plain.items() if each not in _ORDER | _BESIDE]
     numbers = [name for name in others if kinds[name] == REAL]
     numbers = numbers or [name for name in others if kinds[name] == WHOLE]
     left = [name for name in plain if name not in (order, *numbers)]
