@@ -269,12 +269,14 @@ class RemoteFiles:
     def _keep(
         self, request: Request, kept: Future[memoryview], found: memoryview | BaseException
     ) -> None:
-        if not isinstance(found, BaseException):
-            try:
-                self._pages.write(self._key(request.file), request.begin, found)
-            except BaseException as error:  # raised where the bytes are wanted
-                found = error
-        self._done(request, kept, found)
+        if isinstance(found, BaseException):
+            self._done(request, kept, found)
+            return
+
+        def told(error: BaseException | None) -> None:
+            self._done(request, kept, found if error is None else error)
+
+        self._pages.write_soon(self._key(request.file), request.begin, found, told)
 
     def _done(
         self, request: Request, kept: Future[memoryview], found: memoryview | BaseException
