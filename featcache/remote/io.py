@@ -203,7 +203,7 @@ class _Threads:
                 for _ in jobs:
                     self._jobs.pop()
                 raise
-            self._turn.notify(len(jobs))
+            self._turn.notify(min(len(jobs), max(int(self._room()) - self._busy, 0)))
 
     def do_next(self, job: _Job) -> None:
         """Give a job to a thread before those that wait, unless the interpreter is ending."""
@@ -253,7 +253,7 @@ class _Threads:
                     return None
             self._busy += 1
             job = self._jobs.popleft()
-            if self._jobs:  # there may be room for more than before
+            if self._jobs and self._busy < int(self._room()):  # there may be more than before
                 with suppress(RuntimeError):
                     self._start_some()
                 self._turn.notify()
@@ -280,7 +280,7 @@ def give_back_memory() -> None:
 Told = Callable[[memoryview | BaseException], object]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Ask:
     """Bytes of an object that are asked for; arguments as of `Requests.some`.
 
