@@ -9,10 +9,9 @@ import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import groupby
 from multiprocessing.util import Finalize
 from operator import itemgetter
@@ -34,7 +33,53 @@ DOWNLOADS = 4  # ranges of a file that is fetched whole, at a time: 64 MiB of me
 EXTRA = 0.02  # of what is asked for, in gaps between pieces
 KNOWN_NAMES = 4096  # of files, in memory
 QUIET = 256  # pieces that were all here, after which nothing is asked for before it is read
-UnderWay = tuple[int, Future[memoryview]]  # first byte, and all of them once they are pages
+
+
+class _Kept:
+    """Bytes of a file that are asked for: to be waited for until they are pages.
+
+    A window has thousands: each is one object, a future would be six.
+    """
+
+    __slots__ = ("_data", "_files", "_found", "_is_there", "_turn", "request")
+
+    def __init__(self, files: RemoteFiles, request: Request) -> None:
+        self.request = request
+        self._files = files
+        self._data: memoryview | None = None  # before it is a page
+        self._found: memoryview | BaseException | None = None
+        self._turn = threading.Lock()  # taken once: of who gives up, and who has the bytes
+        self._is_there = threading.Lock()  # held until they are
+        self._is_there.acquire()
+
+    def result(self) -> memoryview:
+        """Return the bytes, or raise their error, once they are there."""
+        if self._found is None:
+            with self._is_there:  # the next one may go on, too
+                pass
+        if isinstance(self._found, memoryview):
+            return self._found
+        assert self._found is not None
+        raise self._found
+
+    def answered(self, found: memoryview | BaseException) -> None:
+        """Make pages of what a store gave."""
+        if isinstance(found, BaseException):
+            self._files.done(self, found)
+        else:
+            self._data = found
+            self._files.write_soon(self, found)
+
+    def written(self, error: BaseException | None) -> None:
+        """Hear that the bytes are pages, or cannot be."""
+        assert self._data is not None
+        self._files.done(self, self._data if error is None else error)
+
+    def let_go(self, found: memoryview | BaseException) -> None:
+        """Let those go on who wait, unless they were let go before."""
+        if self._turn.acquire(blocking=False):
+            self._found = found
+            self._is_there.release()
 
 
 class _UnderWay:
@@ -42,38 +87,40 @@ class _UnderWay:
 
     def __init__(self) -> None:
         self._begins: list[int] = []
-        self._ends: dict[int, tuple[int, Future[memoryview]]] = {}
+        self._kept: dict[int, _Kept] = {}
         self._lock = threading.Lock()
 
-    def add(self, begin: int, end: int, kept: Future[memoryview]) -> None:
+    def add(self, kept: _Kept) -> None:
         """Add a request."""
+        begin = kept.request.begin
         with self._lock:
-            if begin not in self._ends:
+            if begin not in self._kept:
                 insort(self._begins, begin)
-            self._ends[begin] = end, kept
+            self._kept[begin] = kept
 
-    def remove(self, begin: int, kept: Future[memoryview]) -> None:
+    def remove(self, kept: _Kept) -> None:
         """Remove a request."""
+        begin = kept.request.begin
         with self._lock:
-            if self._ends.get(begin, (0, None))[1] is kept:
+            if self._kept.get(begin) is kept:
                 del self._begins[bisect_left(self._begins, begin)]
-                del self._ends[begin]
+                del self._kept[begin]
 
-    def missing(self, begin: int, end: int) -> tuple[list[Span], list[UnderWay]]:
+    def missing(self, begin: int, end: int) -> tuple[list[Span], list[_Kept]]:
         """Return the spans that no request asks for, and the requests for the others."""
         lacking: list[Span] = []
-        asked: list[UnderWay] = []
+        asked: list[_Kept] = []
         with self._lock:
             at = bisect_right(self._begins, begin)
-            if at and self._ends[self._begins[at - 1]][0] > begin:
+            if at and self._kept[self._begins[at - 1]].request.end > begin:
                 at -= 1
             while begin < end:
                 first = self._begins[at] if at < len(self._begins) else end
                 if begin < first:
                     lacking.append((begin, min(first, end)))
                 if first < end:
-                    begin, kept = self._ends[first]
-                    asked.append((first, kept))
+                    asked.append(self._kept[first])
+                    begin = asked[-1].request.end
                     at += 1
                 else:
                     begin = end
@@ -196,7 +243,7 @@ class RemoteFiles:
     def _await(self, file: int, offset: int, out: Bytes, lacking: Sequence[Span]) -> None:
         """Copy the spans that are lacking of bytes of a file, as soon as they come."""
         require_unforked(self.place.url)
-        waiting: list[UnderWay] = []
+        waiting: list[_Kept] = []
         with self._lock:
             for span in lacking:
                 spans, asked = self._of(file).missing(*span)
@@ -205,8 +252,9 @@ class RemoteFiles:
                     place = out[first - offset : last - offset]
                     for begin, end in self._pages.read_into(self._key(file), first, place):
                         waiting += self._begin(_exactly(file, begin, end))
-        for first, answer in waiting:  # not from the pages, which may be removed again by now
-            data = answer.result()[max(offset - first, 0) : offset + len(out) - first]
+        for kept in waiting:  # not from the pages, which may be removed again by now
+            first = kept.request.begin
+            data = kept.result()[max(offset - first, 0) : offset + len(out) - first]
             at = max(first - offset, 0)
             out[at : at + len(data)] = data
 
@@ -246,47 +294,40 @@ class RemoteFiles:
     def _of(self, file: int) -> _UnderWay:
         return self._under_way.get(file) or self._under_way.setdefault(file, _UnderWay())
 
-    def _begin(self, requests: Iterable[Request]) -> list[UnderWay]:
-        """Ask for bytes; each future is done once they are pages."""
-        begun: list[tuple[Request, Future[memoryview]]] = []
+    def _begin(self, requests: Iterable[Request]) -> list[_Kept]:
+        """Ask for bytes, which are to be waited for until they are pages."""
+        begun: list[_Kept] = []
         try:
             for request in requests:
-                begun.append((request, Future[memoryview]()))
-                self._of(request.file).add(request.begin, request.end, begun[-1][1])
-            self._requests.ask([self._ask_for(*each) for each in begun])
+                begun.append(_Kept(self, request))
+                self._of(request.file).add(begun[-1])
+            self._requests.ask([self._ask_for(each) for each in begun])
         except BaseException as error:  # Ctrl-C, too: nobody may wait for what never comes
             for each in begun:
-                self._done(*each, error)
+                self.done(each, error)
             raise
-        return [(request.begin, kept) for request, kept in begun]
+        return begun
 
-    def _ask_for(self, request: Request, kept: Future[memoryview]) -> Ask:
-        file, begin, end = request
-        told = partial(self._keep, request, kept)
+    def _ask_for(self, kept: _Kept) -> Ask:
+        file, begin, end = kept.request
         name, size, state = self._name(file), self._size(file), self._state(file)
-        return Ask(name, begin, end, size, self._etags, state, told)
+        return Ask(name, begin, end, size, self._etags, state, kept.answered)
 
-    def _keep(
-        self, request: Request, kept: Future[memoryview], found: memoryview | BaseException
-    ) -> None:
-        if not isinstance(found, BaseException):
-            try:
-                self._pages.write(self._key(request.file), request.begin, found)
-            except BaseException as error:  # raised where the bytes are wanted
-                found = error
-        self._done(request, kept, found)
+    def write_soon(self, kept: _Kept, data: memoryview) -> None:
+        """Make pages of what a store gave."""
+        try:
+            key = self._key(kept.request.file)
+        except BaseException as error:  # raised where the bytes are wanted
+            self.done(kept, error)
+        else:
+            self._pages.write_soon(key, kept.request.begin, data, kept.written)
 
-    def _done(
-        self, request: Request, kept: Future[memoryview], found: memoryview | BaseException
-    ) -> None:
-        self._of(request.file).remove(request.begin, kept)
+    def done(self, kept: _Kept, found: memoryview | BaseException) -> None:
+        """Let those go on who wait for bytes."""
+        self._of(kept.request.file).remove(kept)
         if isinstance(found, BaseException):
             self._under_way.clear()  # who reads on asks anew: others may fail for the same cause
-        with suppress(InvalidStateError):  # it was given up
-            if isinstance(found, BaseException):
-                kept.set_exception(found)
-            else:
-                kept.set_result(found)
+        kept.let_go(found)
 
     def close(self) -> None:
         """Forget what is under way."""

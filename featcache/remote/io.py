@@ -39,6 +39,9 @@ DIGEST = "featcache"  # metadata of an object: the digest of what was put
 MOST_BYTES = 32 << 20  # of an object that is read whole, far above any manifest of a cache
 TRIES = 3
 RECENT = 256  # requests, whose speed is that of now
+NEAR_GETS_PER_S = 8000.0  # more than a process can take in
+LEAST_ROOM = 8  # requests at a time, however soon a store answers
+LOOK_EVERY = 8  # answers, after which it is looked how soon they come
 KNOWN = 64  # latencies, from which on it is known that one is late
 LATE = 3.0  # times the latency of the slowest hundredth, after which a request is made again
 LEAST_LATE_S = 0.05
@@ -112,30 +115,46 @@ class _Pace:
     """Times of the last requests, and how many may be made at a time.
 
     A store that says it is asked too often is asked half as much at a time, at most twice a second;
-    with each answer it is a little more again.
+    with each answer it is a little more again. One that answers soon is asked for no more at a time
+    than comes to `NEAR_GETS_PER_S`: further answers would only wait for this process.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self.room = float(most)
+        self._allowed = self._useful = float(most)
         self._halved = 0.0
+        self._begun = 0
         self._latencies: deque[float] = deque(maxlen=RECENT)
         self._ends: deque[tuple[float, int]] = deque(maxlen=RECENT)
+
+    @property
+    def room(self) -> float:
+        """Requests that may be made at a time."""
+        return min(self._allowed, self._useful)
 
     def begun(self, latency_s: float) -> None:
         """Note how long it took until an answer began."""
         self._latencies.append(latency_s)
+        self._begun += 1
+        if not self._begun % LOOK_EVERY:
+            # of those that waited for this process as little as can be
+            useful = NEAR_GETS_PER_S * self.latency_s(0.1)
+            self._useful = min(max(useful, LEAST_ROOM), float(self._most))
+
+    def is_late(self) -> None:
+        """Ask for as many at a time as may be, where some do not come: the others shall."""
+        self._useful = float(self._most)
 
     def ended(self, nbytes: int) -> None:
         """Note that an answer is there."""
         self._ends.append((time.perf_counter(), nbytes))
-        self.room = min(self.room + 1 / self.room, self._most)
+        self._allowed = min(self._allowed + 1 / self._allowed, self._most)
 
     def is_too_fast(self) -> None:
         """Halve the requests at a time, once for a burst of refusals."""
         now = time.perf_counter()
         if now - self._halved > BURST_S:
-            self.room, self._halved = max(self.room / 2, 1.0), now
+            self._allowed, self._halved = max(self.room / 2, 1.0), now
 
     def latency_s(self, share: float) -> float:
         """Return the latency that a share of the last answers did not exceed; 0 without any."""
@@ -184,7 +203,7 @@ class _Threads:
                 for _ in jobs:
                     self._jobs.pop()
                 raise
-            self._turn.notify(len(jobs))
+            self._turn.notify(min(len(jobs), max(int(self._room()) - self._busy, 0)))
 
     def do_next(self, job: _Job) -> None:
         """Give a job to a thread before those that wait, unless the interpreter is ending."""
@@ -234,7 +253,7 @@ class _Threads:
                     return None
             self._busy += 1
             job = self._jobs.popleft()
-            if self._jobs:  # there may be room for more than before
+            if self._jobs and self._busy < int(self._room()):  # there may be more than before
                 with suppress(RuntimeError):
                     self._start_some()
                 self._turn.notify()
@@ -261,7 +280,7 @@ def give_back_memory() -> None:
 Told = Callable[[memoryview | BaseException], object]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Ask:
     """Bytes of an object that are asked for; arguments as of `Requests.some`.
 
@@ -476,6 +495,7 @@ class Requests:
                 if now - ask.began <= late_s:
                     break  # those behind it began later
                 if self._waiting.pop(ask, ask) is not ask:  # it has not begun meanwhile
+                    self._pace.is_late()
                     self._threads.do_next(partial(self._answer, ask))
 
     def _some(self, ask: Ask) -> memoryview:

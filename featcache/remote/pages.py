@@ -23,11 +23,12 @@ import shutil
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import FileIO
 from itertools import count
 from pathlib import Path
-from typing import Generic, TypeVar, TypeVarTuple
+from typing import Generic, NamedTuple, TypeVar, TypeVarTuple
 
 import numpy as np
 import xxhash
@@ -46,6 +47,8 @@ USED_S = 60.0  # that a segment counts as used after it was
 LOW = 0.9  # of the budget is left by a clearance
 DESCRIPTORS = Path("/proc/self/fd")  # open files, by number; not on every system
 TRIES = 10  # of making a segment, while others remove it
+AT_ONCE = 16  # pieces that are written before anybody hears of it
+MOST_UNWRITTEN_BYTES = 16 << 20
 MOST_OPEN = 4096  # segments: a process may map some 65 000 times
 
 
@@ -112,6 +115,18 @@ def most_open() -> int:
     return MOST_OPEN if limit < 0 else min(max(limit // 12, 8), MOST_OPEN)
 
 
+Written = Callable[[BaseException | None], object]
+
+
+class _Unwritten(NamedTuple):
+    """Bytes of an object that are no page yet."""
+
+    key: str
+    begin: int
+    data: memoryview
+    told: Written
+
+
 class Pages:
     """Bytes of objects on a local disk; safe to share between threads, processes and forks.
 
@@ -130,14 +145,21 @@ class Pages:
         self._most_open = most_open()
         self._written = LOOK_EVERY_BYTES  # look at the first write
         self._locks = Locks()
+        # no thread of a fork asks a store: one lock is enough
+        self._unwritten: deque[_Unwritten] = deque()
+        self._unwritten_bytes = 0
+        self._counted, self._writing = threading.Lock(), threading.Lock()
 
     def missing(self, key: str, spans: Iterable[Span]) -> list[Span]:
         """Return those of an object's bytes that are not here of some, in their order."""
         found: list[Span] = []
         looked: set[int] = set()  # at what others may have written, once
+        there: dict[int, _Segment | None] = {}
         for span in spans:
             for number, first, last in _by_segment(*span):
-                segment = self._there(key, number)
+                if number not in there:
+                    there[number] = self._there(key, number)
+                segment = there[number]
                 if segment is None:
                     found.append((first, last))
                 elif not segment.has(first, last):
@@ -198,23 +220,59 @@ class Pages:
 
     def write(self, key: str, begin: int, data: memoryview) -> None:
         """Keep bytes of an object; raises `StorageFullError` where there is no room for them."""
+        self._write([_Unwritten(key, begin, data, lambda error: None)])
+
+    def write_soon(self, key: str, begin: int, data: memoryview, told: Written) -> None:
+        """Keep bytes of an object that a store gave; `told` hears of it once, and raises nothing.
+
+        One thread writes for all: several would wait for each other in the kernel. The others go on
+        as long as no more than `MOST_UNWRITTEN_BYTES` wait to be written.
+        """
+        with self._counted:
+            self._unwritten.append(_Unwritten(key, begin, data, told))
+            self._unwritten_bytes += len(data)
+        while self._unwritten:
+            if not self._writing.acquire(self._unwritten_bytes > MOST_UNWRITTEN_BYTES):
+                return  # who writes looks again once it has let go
+            try:
+                self._write_some()
+            finally:
+                self._writing.release()
+
+    def _write_some(self) -> None:
+        """Write what came first of what waits, and tell of it."""
+        with self._counted:
+            some = [self._unwritten.popleft() for _ in range(min(AT_ONCE, len(self._unwritten)))]
+        found: BaseException | None = None
         try:
-            self._make_room(len(data))
+            self._write(some)
+        except BaseException as error:  # raised where the bytes are wanted
+            found = error
+        with self._counted:
+            self._unwritten_bytes -= sum(len(each.data) for each in some)
+        for each in some:
+            each.told(found)
+
+    def _write(self, some: Sequence[_Unwritten]) -> None:
+        try:
+            self._make_room(sum(len(each.data) for each in some))
         except OSError as error:
             raise self._full(error) from error
-        done = 0
-        for number, first, last in _by_segment(begin, begin + len(data)):
-            piece = data[done : done + last - first]
+        pieces: dict[tuple[str, int], list[tuple[int, memoryview]]] = {}
+        for key, begin, data, _ in some:
+            for number, first, last in _by_segment(begin, begin + len(data)):
+                piece = first, data[first - begin : last - begin]
+                pieces.setdefault((key, number), []).append(piece)
+        for (key, number), of_segment in pieces.items():
             for again in (True, False):
                 try:
                     segment = self._there(key, number) or self._opened(key, number, make=True)
-                    segment.write(first, piece)
+                    segment.write(of_segment)
                     break
                 except OSError as error:
                     if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not again:
                         raise self._full(error) from error
                     self._clear(0)
-            done += last - first
 
     def remove(self, key: str, begin: int, end: int) -> None:
         """Remove the segments that bytes of an object lie in, which are not what was written."""
@@ -371,23 +429,26 @@ class _Segment:
                 self._read_records()  # others may have written it
             return self._spans.missing(begin, end)
 
-    def write(self, begin: int, data: memoryview) -> None:
-        """Keep bytes of the object."""
-        at = begin - self._begin
-        done = 0
-        while done < len(data):
-            done += os.pwrite(self._file.fileno(), data[done:], at + done)
-        digest = xxhash.xxh3_64_intdigest(data)
-        self._note(RECORD.pack(begin, begin + len(data), digest, BOOT))
+    def write(self, pieces: Iterable[tuple[int, memoryview]]) -> None:
+        """Keep bytes of the object: pieces, and the first byte of each."""
+        records = []
+        for begin, data in pieces:
+            done, at = 0, begin - self._begin
+            while done < len(data):
+                done += os.pwrite(self._file.fileno(), data[done:], at + done)
+            digest = xxhash.xxh3_64_intdigest(data)
+            records.append((begin, begin + len(data), digest, BOOT))
+        self._note(b"".join(RECORD.pack(*each) for each in records))
         with self._lock:
-            self._spans.add(begin, begin + len(data))
+            for begin, end, _, _ in records:
+                self._spans.add(begin, end)
 
-    def _note(self, record: bytes) -> None:
-        """Append a record, whatever others append meanwhile; a removed segment needs none."""
+    def _note(self, records: bytes) -> None:
+        """Append records, whatever others append meanwhile; a removed segment needs none."""
         with self._lock:
             if self._log is None:
                 self._log = self._opened_log()
-        if self._log >= 0 and os.write(self._log, record) < len(record):
+        if self._log >= 0 and os.write(self._log, records) < len(records):
             self.path.unlink(missing_ok=True)  # the next record would not be where it must
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

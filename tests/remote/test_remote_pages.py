@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from range_server import Handler, serving
 
-from featcache.errors import ClosedError, CorruptCacheError, RemoteError
+from featcache.errors import ClosedError, CorruptCacheError, RemoteError, StorageFullError
 from featcache.interface import Bytes
 from featcache.remote import (
     Counts,
@@ -296,6 +296,65 @@ def test_no_more_is_read_ahead_than_there_is_memory_for(
 def test_no_bytes_are_lacking_of_none(pages: Pages) -> None:
     assert got(pages, "key", 5, 0) == ([], set())
     assert pages.missing("key", [(5, 5)]) == []
+
+
+def test_one_thread_writes_what_comes_meanwhile_and_others_wait_where_it_is_too_much(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_UNWRITTEN_BYTES", 30)
+    plain, begun, may_go_on = os.pwrite, threading.Event(), threading.Event()
+    told: list[tuple[int, BaseException | None]] = []
+    writers: set[int] = set()
+
+    def slow(descriptor: int, data: bytes, at: int) -> int:
+        writers.add(threading.get_ident())
+        begun.set()
+        assert may_go_on.wait(10)
+        return plain(descriptor, data, at)
+
+    def write(at: int) -> None:
+        data = memoryview(bytes([at]) * 10)
+        pages.write_soon("key", at, data, lambda error: told.append((at, error)))
+
+    monkeypatch.setattr(os, "pwrite", slow)
+    threads = [threading.Thread(target=write, args=(at,)) for at in range(0, 60, 10)]
+    threads[0].start()
+    assert begun.wait(10)
+    for thread in threads[1:3]:
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
+    for thread in threads[3:]:
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive()
+    assert not told
+    assert pages.missing("key", [(0, 60)]) == [(0, 60)]
+    may_go_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert sorted(told) == [(at, None) for at in range(0, 60, 10)]
+    assert pages.missing("key", [(0, 60)]) == []
+    assert all(got(pages, "key", at) == ([], {at}) for at in range(0, 60, 10))
+    assert threads[0].ident in writers
+
+
+def test_what_a_full_disk_does_not_take_is_told_and_the_next_is_written(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[BaseException | None] = []
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        for at in (0, 10):
+            pages.write_soon("key", at, memoryview(bytes(10)), told.append)
+    assert [type(error) for error in told] == [StorageFullError] * 2
+    pages.write_soon("key", 0, memoryview(bytes(10)), told.append)
+    assert told[2:] == [None]
+    assert pages.missing("key", [(0, 20)]) == [(10, 20)]
 
 
 def open_segments() -> list[os.stat_result]:

@@ -320,6 +320,28 @@ def test_a_store_that_is_asked_too_often_is_asked_less_at_a_time() -> None:
     assert pace.room == 64
 
 
+def test_of_a_store_that_answers_soon_no_more_is_asked_at_a_time_than_can_be_taken_in() -> None:
+    pace = io._Pace(64)
+    for _ in range(io.RECENT):
+        pace.begun(0.0005)
+    assert pace.room == io.LEAST_ROOM
+    for _ in range(io.RECENT // 2):  # such as those that waited for this process
+        pace.begun(0.03)
+    assert pace.room == io.LEAST_ROOM
+    pace.is_late()
+    assert pace.room == 64
+    for _ in range(io.RECENT):
+        pace.begun(0.002)
+    assert pace.room == 16
+    for _ in range(io.RECENT):
+        pace.begun(0.03)
+    assert pace.room == 64
+    few = io._Pace(3)
+    for _ in range(io.RECENT):
+        few.begun(0.0005)
+    assert few.room == 3
+
+
 @pytest.mark.parametrize("status", [429, 503])
 def test_what_a_busy_store_refuses_comes_later_and_slower(
     status: int, server: RangeServer, tmp_path: Path
