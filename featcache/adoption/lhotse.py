@@ -259,6 +259,7 @@ def _seconds(fields: Fields, name: str) -> float:
 #     numpy_files          a folder of .npy files; the key is the path below it
 #     lilcom_files         a folder of files, each one lilcom block
 #     kaldiio              Kaldi's feats.scp, the key is the id in it; or a place in an archive
+#     featcache            a cache, which needs no adopting
 #     shar                 tar files of .npy files, or of lilcom blocks (.llc); the key is the id
 #
 # A relative path is one from the current directory, as for lhotse.
@@ -270,6 +271,7 @@ MOST_CHUNK_FRAMES = 1 << 31
 ANY_NUMBERS, MOST_NUMBERS_A_BYTE = 1 << 24, 4096
 OPEN_FILES = 64
 SHAR = "shar"
+CACHE = "featcache"
 LILCOM = ".llc"
 
 
@@ -307,6 +309,10 @@ class LhotseStorage:
     def place(self, stored: StoredArray) -> tuple[str, PlacedArray]:
         """Return the file that an array is in, and where in it."""
         way = self._ways.get(stored.storage)
+        if stored.storage == CACHE:
+            raise AdoptionError(
+                f"its features lie in a cache already; featcache.open({stored.path!r}) reads it"
+            )
         if way is None:
             raise AdoptionError(
                 f"storage type {stored.storage!r} is not adopted, only "

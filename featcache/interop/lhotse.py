@@ -6,18 +6,23 @@ workers that are spawned. Cuts whose features lhotse stored are adopted: `featca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from featcache.declaration import FEW_FRAMES
 from featcache.errors import ConfigError, FeatureError, MissingDependencyError
 from featcache.format.manifest import ADOPTED
 from featcache.interop.in_caches import caches_of_rows
 from featcache.store import Cache
 from featcache.tables.table import FeatureTable
+from featcache.tables.times import PartByRule
 
 try:
     import lhotse
+    from lhotse.array import seconds_to_frames
     from lhotse.utils import compute_num_frames
 
     from featcache.interop.lhotse_storage import STORAGE
@@ -220,7 +225,8 @@ class CutBatches:
 
     For a `FeatureLoader`, or a DataLoader over a `FeatureDataset`, of a table with these
     utterances: those whose features lie in a cache, else those of the cuts' ids. Of cuts that are
-    parts of their features the frames of these parts are read. The sampler shares the cuts among
+    parts of their features the frames of these parts are read, of each feature those that lhotse
+    reads at its `frame_s`. The sampler shares the cuts among
     ranks by itself; a loader that resumes within an epoch goes over the batches before.
 
     Args:
@@ -250,24 +256,69 @@ class CutBatches:
         """Choose the epoch of the next iteration."""
         self._cuts.set_epoch(epoch)
 
-    def __iter__(self) -> Iterator[list[str | tuple[str, slice]]]:
-        """Iterate over the batches of an epoch: ids, with frames where a cut is a part."""
+    def __iter__(self) -> Iterator[list[str | tuple[str, PartByRule]]]:
+        """Iterate over the batches of an epoch: ids, and the part where a cut is one."""
         for cuts in self._cuts:
             yield [_index(cut) for cut in cuts]
 
 
-def _index(cut: lhotse.MonoCut) -> str | tuple[str, slice]:
+@dataclass(frozen=True, slots=True)
+class _CutFrames(PartByRule):
+    """The frames of a cut that is a part of its features, as lhotse counts them.
+
+    Frames that a feature lacks at the end are left out, as in lhotse's custom arrays.
+    """
+
+    start_s: float  # within the features
+    duration_s: float
+    own: str | None  # the name of the cut's features in their cache
+    own_frames: int
+    own_frame_s: float
+    sample_rate_hz: int
+
+    def frames(self, feature: str, frame_s: float | None, length: int) -> slice:
+        own = feature == self.own or frame_s == self.own_frame_s
+        if not own and frame_s is not None:
+            begin = seconds_to_frames(self.start_s, frame_s)
+            end = begin + seconds_to_frames(self.duration_s, frame_s)
+        elif own or length == self.own_frames:  # which speak for one rate, if nothing is said
+            count = partial(
+                compute_num_frames,
+                frame_shift=self.own_frame_s,
+                sampling_rate=self.sample_rate_hz,
+            )
+            begin = count(self.start_s)
+            end = begin + count(self.duration_s)
+        else:
+            raise ConfigError(
+                f"feature {feature!r} does not say how many seconds a frame takes, so a cut that "
+                "is a part of an utterance has no frames of it; declare frame_s (featcache.convert "
+                "stores the cache with it), or read other features: features=[...]"
+            )
+        if end - length > FEW_FRAMES:
+            return slice(begin, end)  # which is refused
+        return slice(min(begin, length), min(end, length))
+
+
+def _index(cut: lhotse.MonoCut) -> str | tuple[str, _CutFrames]:
     stored = getattr(cut, "features", None)
     if not isinstance(getattr(cut, "id", None), str):
         raise ConfigError(f"a batch is of cuts, not of {type(cut).__name__}: one set of cuts alone")
     id: str = cut.id
     if stored is None:
         return id
+    own = None
     if stored.storage_type == STORAGE:
-        id = stored.storage_key.partition("/")[2]
-    frames = partial(
-        compute_num_frames, frame_shift=stored.frame_shift, sampling_rate=stored.sampling_rate
+        own, _, id = stored.storage_key.partition("/")
+    start_s = 0.0 if math.isclose(cut.start, stored.start) else max(cut.start - stored.start, 0.0)
+    least_s = 0.5 / stored.sampling_rate
+    if start_s < least_s and abs(cut.duration - stored.duration) < least_s:
+        return id
+    return id, _CutFrames(
+        start_s,
+        cut.duration,
+        own,
+        stored.num_frames,
+        stored.frame_shift,
+        stored.sampling_rate,
     )
-    begin = frames(cut.start - stored.start) if cut.start - stored.start > stored.frame_shift else 0
-    end = begin + frames(cut.duration)
-    return id if (begin, end) == (0, stored.num_frames) else (id, slice(begin, end))

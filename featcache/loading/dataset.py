@@ -25,12 +25,12 @@ from featcache.reading.feature_arrays import memory_for
 from featcache.reading.opening import CachePath
 from featcache.samplers.batches import Numbering, require_rows_of, within_table
 from featcache.tables.table import FeatureTable
-from featcache.tables.times import Seconds, frames_of
+from featcache.tables.times import PartByRule, Seconds, frames_of
 
 # Indices of items: a row or an id, and the frames or seconds of it where not all is wanted.
 
 Key = int | str
-Part = slice | Seconds
+Part = slice | Seconds | PartByRule
 Index = Key | tuple[Key, Part]
 
 
@@ -38,7 +38,7 @@ def key_and_part(index: Index) -> tuple[Key, Part | None]:
     """Return the row or id of an index, and the part of it that is wanted; None for all."""
     if not isinstance(index, tuple):
         return index, None
-    if len(index) == 2 and isinstance(index[1], slice | Seconds):
+    if len(index) == 2 and isinstance(index[1], Part):
         return index
     raise ConfigError(
         "an index is a row number, an id, or one of them with frames, [id, 100:200], or with "
@@ -73,6 +73,17 @@ def cuts_by_feature(
         ):
             for name, cut in frames.items():
                 by_feature.setdefault(name, []).append((place, cut))
+    ruled = [(place, part) for place, part in enumerate(parts) if isinstance(part, PartByRule)]
+    if ruled:
+        cut_rows = rows[[place for place, _ in ruled]]
+        for name in filter(table.has_frames, by_feature):
+            times = table.selection.blocks.frame_times(name)
+            frame_s = None if times is None else times.frame_s
+            lengths = table.lengths(name, rows=cut_rows).tolist()
+            by_feature[name] += [
+                (place, part.frames(name, frame_s, length))
+                for (place, part), length in zip(ruled, lengths, strict=True)
+            ]
     return by_feature
 
 

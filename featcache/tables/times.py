@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -203,6 +204,17 @@ class Seconds:
             raise ConfigError(
                 f"{self!r}: numbers are needed, 0 <= start_s < stop_s, or None for the end"
             )
+
+
+class PartByRule(ABC):
+    """A part of an utterance by the rule of another toolkit: frames of their own by feature."""
+
+    @abstractmethod
+    def frames(self, feature: str, frame_s: float | None, length: int) -> slice:
+        """Return the frames of a feature that has `length` of them, of `frame_s` if it says so.
+
+        Raises `ConfigError` where it would have to say so.
+        """
 
 
 def frames_of(

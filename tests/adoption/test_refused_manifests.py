@@ -39,6 +39,7 @@ CHANGES: list[tuple[str, str, Spoil, str]] = [
     ("a group", "numpy_hdf5", lambda c: stored(c).update(storage_key="."), "no dataset|is no"),
     ("an address", "numpy_hdf5", lambda c: stored(c).update(storage_path="s3://a/b"), "no local"),
     ("memory", "numpy_hdf5", lambda c: stored(c).update(storage_type="memory_npy"), "memory_npy"),
+    ("a cache", "numpy_hdf5", lambda c: stored(c).update(storage_type="featcache"), r"\.open\('/"),
     ("no lilcom", "numpy_hdf5", lambda c: stored(c).update(storage_type="lilcom_hdf5"), "holds no"),
     ("upwards", "numpy_files", lambda c: stored(c).update(storage_key="../x.npy"), "no path below"),
     ("no npy", "lilcom_files", lambda c: stored(c).update(storage_type="numpy_files"), "no .npy"),
