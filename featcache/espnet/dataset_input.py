@@ -307,7 +307,7 @@ def batch_list(
         check_names("batches", batches, build_batch_sampler)
         batches = build_batch_sampler(**with_lengths(batches, dataset))
     if isinstance(batches, Batches) and isinstance(dataset, FeatureDataset):
-        dataset.require_rows(batches)
+        dataset.require_made_for(batches)
     if isinstance(batches, str) or not isinstance(batches, Iterable):
         raise ConfigError(
             "batches are lists of ids or rows, or the arguments of build_batch_sampler, not "

@@ -18,12 +18,20 @@ from featcache.errors import ConfigError, UnknownNameError, WindowError, nearest
 from featcache.interface import Ints
 from featcache.loading.batches import Item, ShownBatch, batch_of, torch_dtype
 from featcache.loading.choices import Choices
-from featcache.loading.layouts import Batch, Jagged, Layout, Packed, layout_of, places_of
+from featcache.loading.layouts import (
+    Batch,
+    Jagged,
+    Layout,
+    Packed,
+    layout_of,
+    places_of,
+    require_layout,
+)
 from featcache.loading.memory import Allocate, Shape, fresh, worker_memory
 from featcache.reading.containers import Containers, Wanted
 from featcache.reading.feature_arrays import memory_for
 from featcache.reading.opening import CachePath
-from featcache.samplers.batches import Numbering, require_rows_of, within_table
+from featcache.samplers.batches import Needs, Numbering, require_rows_of, within_table
 from featcache.tables.table import FeatureTable
 from featcache.tables.times import PartByRule, Seconds, frames_of
 
@@ -187,7 +195,8 @@ class FeatureDataset(Dataset[Item]):
 
     Raises `IncompleteError` for an unfinished cache, `KeyNotFoundError` for an unknown feature or
     id, `RowError` for an unknown row, `WindowError` for frames that an utterance does not have, and
-    `ConfigError` for a batch of a sampler that was made for other utterances. (A sampler made from
+    `ConfigError` for a batch of a sampler that was made for other utterances, that counted another
+    layout (batches to pack, lengths to pad to), or frames of other crops. (A sampler made from
     bare lengths is trusted where they are those of all rows; a host that copies the batches into
     lists of its own, as `torch.utils.data.Subset` does, hides what they number.)
 
@@ -234,6 +243,7 @@ class FeatureDataset(Dataset[Item]):
         _tell_nothing(self.table)
         self._told = False  # that a mix is read without its plan
         self._proof: tuple[object, ...] = ()  # that a sampler's numbers are rows of the table
+        self._met: Needs | None = None  # of the last sampler: batches are laid out as it counted
 
     def view(self, table: FeatureTable) -> FeatureDataset:
         """Return a data set over a view of the table, with the same features and transform."""
@@ -309,7 +319,7 @@ class FeatureDataset(Dataset[Item]):
             raise ConfigError(f"a batch is a list of row numbers or ids, not {indices!r}")
         if len(indices) == 0:
             raise ConfigError("a batch needs at least one utterance")
-        self.require_rows(indices)
+        self.require_made_for(indices)
         if self.table.plan is not None and getattr(indices, "draw", None) is None:
             self._tell_unplanned(len(indices))
         keys, parts = keys_and_parts(indices)
@@ -333,13 +343,31 @@ class FeatureDataset(Dataset[Item]):
             filled += int(lengths.sum()) * frame_bytes
         return BatchPlan(rows, spans, ends, nbytes, filled, draw)
 
-    def require_rows(self, numbers: object) -> None:
-        """Raise `ConfigError` for a batch or a sampler whose numbers count other utterances."""
-        numbering = getattr(numbers, "numbering", None)
+    def require_made_for(self, batches: object) -> None:
+        """Raise `ConfigError` for a batch or a sampler that does not go with this data set.
+
+        Its numbers count other utterances, or it counted another layout or other frames.
+        """
+        numbering = getattr(batches, "numbering", None)
         if isinstance(numbering, Numbering) and numbering.table is not self.table:
             if numbering.proof != self._proof:
                 require_rows_of(self.table, numbering)
             self._proof = numbering.proof
+        needs = getattr(batches, "needs", None)
+        if isinstance(needs, Needs) and needs is not self._met:
+            if needs != self._met:
+                require_layout(self.layout, needs)
+                self._require_crops(needs)
+            self._met = needs
+
+    def _require_crops(self, needs: Needs) -> None:
+        crop_s = self.choices.random_crop_s
+        if needs.of_table and needs.random_crop_s != crop_s:
+            raise ConfigError(
+                f"the batch sampler counts frames for random_crop_s={needs.random_crop_s!r}, and "
+                f"the FeatureDataset has random_crop_s={crop_s!r}; make the sampler of this data "
+                f"set: {needs.sampler}(dataset, ...)"
+            )
 
     def read(self, plan: BatchPlan, allocate: Allocate) -> Batch:
         """Read a planned batch into tensors that `allocate` makes."""

@@ -16,6 +16,7 @@ from featcache.errors import ConfigError, MissingDependencyError, UnknownNameErr
 from featcache.format.columns import ends_of
 from featcache.interface import Bytes, Ints
 from featcache.loading.memory import Allocate, Shape
+from featcache.samplers.batches import Needs
 from featcache.samplers.bucket import PadTo, checked_pad_to, padded_length
 
 Batch = dict[str, Any]
@@ -171,6 +172,32 @@ def layout_of(layout: str | Layout) -> Layout:
             f"featcache.loading such as Packed(multiple_of=8), not {layout!r}"
         )
     return layout
+
+
+def layout_for(sampler: object) -> Layout:
+    """Return the layout that a batch sampler counted; padded, to `pad_to`, for a foreign one."""
+    needs = getattr(sampler, "needs", None)
+    if isinstance(needs, Needs):
+        return Packed() if needs.packed else Padded(needs.pad_to)
+    return Padded(getattr(sampler, "pad_to", None))
+
+
+def require_layout(layout: Layout, needs: Needs) -> None:
+    """Raise `ConfigError` for a layout by which batches are above the limits of their sampler.
+
+    And for one with other lengths than those few that it counted padding to.
+    """
+    if needs.packed and isinstance(layout, Padded):
+        raise ConfigError(
+            "the batch sampler makes batches to pack, and the FeatureDataset pads them; give it "
+            "layout='packed', or take a BucketBatchSampler"
+        )
+    if needs.pad_to is not None and layout != Padded(needs.pad_to):
+        pad_to = needs.pad_to if isinstance(needs.pad_to, int) else [*needs.pad_to]
+        raise ConfigError(
+            f"the batch sampler makes batches to pad to {pad_to!r}, and the layout is {layout!r}; "
+            f"give the FeatureDataset layout=featcache.loading.Padded(pad_to={pad_to!r})"
+        )
 
 
 def numbers(values: Ints, dtype: torch.dtype, allocate: Allocate) -> torch.Tensor:

@@ -31,7 +31,7 @@ from featcache.loading.dataset import (
     dataset_of,
     key_and_part,
 )
-from featcache.loading.layouts import Batch, Layout, Packed, Padded
+from featcache.loading.layouts import Batch, Layout, layout_for
 from featcache.loading.memory import (
     Allocate,
     check_pinned,
@@ -42,8 +42,6 @@ from featcache.loading.memory import (
 from featcache.loading.prefetch import Handed, Plan, Planned, Prefetch
 from featcache.reading.containers import Wanted
 from featcache.reading.opening import CachePath
-from featcache.samplers.bucket import PackedBatchSampler, PadTo
-from featcache.samplers.by_length import SamplerByLength
 from featcache.samplers.epoch import EpochSampler, Iteration
 from featcache.samplers.shuffled import PlainBatchSampler
 from featcache.tables.order import VERSION, check_version
@@ -347,7 +345,7 @@ class FeatureLoader(Generic[T]):
                 dtypes=dtypes,
                 transform=transform,
                 seed=0 if seed is None else seed,
-                layout=_layout_for(batch_sampler) if layout is None else layout,
+                layout=layout_for(batch_sampler) if layout is None else layout,
                 arrays=arrays,
                 allow_incomplete=allow_incomplete,
             )
@@ -357,7 +355,7 @@ class FeatureLoader(Generic[T]):
         self.dataset = dataset
         plain = batch_size, shuffle, seed, drop_last
         self.batch_sampler = _sampler_of(dataset, batch_sampler, *plain)
-        _check_together(self.batch_sampler, dataset)
+        dataset.require_made_for(self.batch_sampler)
         self.waited_s = 0.0
         self._position = Position(self.batch_sampler, dataset.table)
         self._collate = collate
@@ -576,12 +574,6 @@ class FeatureLoader(Generic[T]):
         return self.collate_fn(self.dataset.read(plan, self._allocate))
 
 
-def _layout_for(sampler: object) -> Layout:
-    if isinstance(sampler, PackedBatchSampler):
-        return Packed()
-    return Padded(getattr(sampler, "pad_to", None))
-
-
 def _sampler_of(
     dataset: FeatureDataset,
     batch_sampler: IndexBatches | None,
@@ -638,32 +630,3 @@ def _check_numbers(threads: int, prefetch_bytes: float, watchdog_s: float | None
         raise ConfigError(f"prefetch_bytes is a number of bytes from 0 on, not {prefetch_bytes!r}")
     if watchdog_s is not None and not (isinstance(watchdog_s, Real) and watchdog_s > 0):
         raise ConfigError(f"watchdog_s is a number of seconds above 0, not {watchdog_s!r}")
-
-
-def _check_together(sampler: IndexBatches, dataset: FeatureDataset) -> None:
-    """Raise `ConfigError` for a sampler of other utterances, other padding or other frames."""
-    dataset.require_rows(sampler)
-    layout = dataset.layout
-    if isinstance(sampler, PackedBatchSampler) and isinstance(layout, Padded):
-        raise ConfigError(  # batches would be far above max_frames
-            "the batch sampler makes batches to pack, and the FeatureDataset pads them; give it "
-            "layout='packed', or take a BucketBatchSampler"
-        )
-    pad_to = getattr(sampler, "pad_to", None)
-    if pad_to is not None and layout != Padded(cast(PadTo, pad_to)):
-        raise ConfigError(
-            f"the batch sampler makes batches to pad to {pad_to!r}, and the layout is {layout!r}; "
-            f"give layout=featcache.loading.Padded(pad_to={pad_to!r})"
-        )
-    crop_s = dataset.choices.random_crop_s
-    if (
-        isinstance(sampler, SamplerByLength)
-        and sampler.table is not None
-        and sampler.random_crop_s != crop_s
-    ):
-        counted = f"random_crop_s={sampler.random_crop_s!r}"
-        raise ConfigError(
-            f"the batch sampler counts frames for {counted}, and the FeatureDataset has "
-            f"random_crop_s={crop_s!r}; make the sampler of this data set: "
-            f"{type(sampler).__name__}(dataset, ...)"
-        )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol, TypeVar, cast, overload, runtime_checkable
 
@@ -98,6 +99,25 @@ class Numbering:
         return Numbering.of_proof, (self.proof,)
 
 
+@dataclass(frozen=True)
+class Needs:
+    """The layout and the frames that a sampler counted, by which its batches keep to its limits.
+
+    Attributes:
+        sampler: name of the sampler's class.
+        packed: whether it counted no padding.
+        pad_to: lengths that it counted padding to; None: to the longest of a batch.
+        of_table: whether it knows the table, and so the crops of a data set.
+        random_crop_s: seconds of the crops that it counted; None: whole utterances.
+    """
+
+    sampler: str
+    packed: bool
+    pad_to: int | tuple[int, ...] | None
+    of_table: bool
+    random_crop_s: float | None
+
+
 class BatchOf(list[K]):
     """Row numbers or ids of a batch: a list that also says what its numbers count, and its draw.
 
@@ -105,19 +125,25 @@ class BatchOf(list[K]):
         numbering: the utterances that row numbers count, where that is known.
         draw: seed and epoch of the sampler, where it has them: what is random for the utterances of
             the batch is drawn of these, in whatever process.
+        needs: the layout and the frames that the sampler counted, where it counts any.
     """
 
-    __slots__ = ("draw", "numbering")
+    __slots__ = ("draw", "needs", "numbering")
 
     def __init__(
-        self, keys: Iterable[K], numbering: Numbering | None, draw: tuple[int, int] | None
+        self,
+        keys: Iterable[K],
+        numbering: Numbering | None,
+        draw: tuple[int, int] | None,
+        needs: Needs | None = None,
     ) -> None:
         super().__init__(keys)
         self.numbering = numbering
         self.draw = draw
+        self.needs = needs
 
     def __reduce__(self) -> tuple[object, ...]:
-        return BatchOf, (list(self), self.numbering, self.draw)
+        return BatchOf, (list(self), self.numbering, self.draw, self.needs)
 
 
 def require_rows_of(table: FeatureTable, numbering: Numbering) -> None:
@@ -181,7 +207,7 @@ class Batches(Sequence[list[int] | list[str]]):
     """A list of batches, each a list of row numbers, or of ids where `keys` are given.
 
     Batch b is `items[ends[b]:ends[b + 1]]`. `numbering` says which utterances row numbers count,
-    `draw` of which seed and epoch they are, where that is known.
+    `draw` of which seed and epoch they are, where that is known, `needs` what a sampler counted.
 
     >>> Batches([2, 0, 1], [0, 1, 3])[1]
     [0, 1]
@@ -197,6 +223,7 @@ class Batches(Sequence[list[int] | list[str]]):
         keys: Sequence[str] | None = None,
         numbering: Numbering | None = None,
         draw: tuple[int, int] | None = None,
+        needs: Needs | None = None,
     ) -> None:
         drawn = isinstance(items, Order | MixOrder)  # when they are asked for
         self._items = cast(RowOrder, items) if drawn else np.asarray(items, np.int64)
@@ -204,6 +231,7 @@ class Batches(Sequence[list[int] | list[str]]):
         self.keys = keys
         self.numbering = numbering
         self.draw = draw
+        self.needs = needs
 
     @classmethod
     def of(cls, batches: Sequence[Sequence[int]]) -> Batches:
@@ -254,7 +282,7 @@ class Batches(Sequence[list[int] | list[str]]):
         sizes = self.sizes[order]
         ends = ends_of(sizes)
         source = np.arange(ends[-1]) + np.repeat(self.ends[order] - ends[:-1], sizes)
-        return Batches(self.items[source], ends, keys=self.keys, numbering=self.numbering)
+        return self._of_same(self.items[source], ends, None)
 
     @property
     def windows(self) -> Iterator[Batches]:
@@ -273,14 +301,22 @@ class Batches(Sequence[list[int] | list[str]]):
 
     def recut(self, ends: Ints, draw: tuple[int, int] | None) -> Batches:
         """Return batches of the same utterances that end elsewhere, of this seed and epoch."""
-        return Batches(self._items, ends, keys=self.keys, numbering=self.numbering, draw=draw)
+        return self._of_same(self._items, ends, draw)
+
+    def _of_same(
+        self, items: ArrayLike | RowOrder, ends: Ints, draw: tuple[int, int] | None
+    ) -> Batches:
+        return Batches(
+            items, ends, keys=self.keys, numbering=self.numbering, draw=draw, needs=self.needs
+        )
 
     def _named(self, rows: list[int]) -> list[int] | list[str]:
         if self.keys is not None:
             ids = [self.keys[row] for row in rows]
-            return ids if self.draw is None else BatchOf(ids, None, self.draw)
+            known = self.draw is not None or self.needs is not None
+            return BatchOf(ids, None, self.draw, self.needs) if known else ids
         known = self.numbering is not None or self.draw is not None
-        return BatchOf(rows, self.numbering, self.draw) if known else rows
+        return BatchOf(rows, self.numbering, self.draw, self.needs) if known else rows
 
 
 # Epochs of very many rows: batches made window by window of the order that a seed draws.

@@ -302,6 +302,9 @@ class BucketBatchSampler(SamplerByLength):
             padded += float(longest.astype(float) @ some.sizes)
         return real / padded if padded else 1.0
 
+    def _layout(self) -> tuple[bool, int | tuple[int, ...] | None]:
+        return False, None if self.pad_to is None else checked_pad_to(self.pad_to)
+
     def _limits_by_name(self) -> State:
         known: State = {
             "max_frames": self.max_frames,
@@ -521,6 +524,9 @@ class PackedBatchSampler(SamplerByLength):
         batches = self._epoch(self.epoch)
         taken = sum(float(self._costs(some.items).sum()) for some in batches.windows)
         return taken / (len(batches) * self.max_frames)
+
+    def _layout(self) -> tuple[bool, int | tuple[int, ...] | None]:
+        return True, None
 
     def _limits_by_name(self) -> State:
         return {

@@ -28,6 +28,7 @@ from featcache.samplers.batches import (
     Batches,
     HasSome,
     HasTable,
+    Needs,
     Numbering,
     WindowedBatches,
     Without,
@@ -168,10 +169,6 @@ class LengthsOfUtterances:
         digests = [column_digest(each[:]) for some in columns for each in some]
         return digest("".join([*digests, digest(ids), made]).encode())
 
-    def batches(self, rows: Ints, ends: Ints) -> Batches:
-        """Return batches of these rows that end there."""
-        return Batches(rows, ends, keys=self.ids, numbering=self.numbering)
-
     def drawn_rows(self, left_out: Ints, seed: int, epoch: int, number: int = 0) -> RowOrder:
         """Return the rows of an epoch but those left out, in random order: draw `number` of them.
 
@@ -293,15 +290,17 @@ class SamplerByLength(EpochSampler):
         """The utterances that row numbers count; None where batches hold ids."""
         return self._of.numbering
 
-    @property
-    def random_crop_s(self) -> float | None:
-        """Seconds of the random crops that are counted; None where utterances are whole."""
-        return self._of.random_crop_s
+    @cached_property
+    def needs(self) -> Needs:
+        """The layout and the frames that the sampler counts: a data set has to have them."""
+        packed, pad_to = self._layout()
+        of_table = self.table is not None
+        return Needs(type(self).__name__, packed, pad_to, of_table, self._of.random_crop_s)
 
     def epoch_batches(self, epoch: int) -> Batches | WindowedBatches:
         """Return the batches of an epoch, in its order."""
         if not self.shuffle:
-            return self._of.batches(*self._in_order(epoch))
+            return self._batches_of(*self._in_order(epoch))
         if self._windows > 1:
             rows = self._of.drawn_rows(self.too_long, self.seed, epoch)
             make = partial(self._window, epoch)
@@ -311,7 +310,7 @@ class SamplerByLength(EpochSampler):
             self._draw, epoch, self._count, self._spare, own_rows=own_rows
         )
         order = self._order(len(ends) - 1, drawn(self.seed, "batches", epoch))
-        return self._of.batches(rows, ends).take(order)
+        return self._batches_of(rows, ends).take(order)
 
     def settings(self) -> State:
         """Return what the order depends on: limits, shuffle, a digest of the lengths."""
@@ -333,6 +332,15 @@ class SamplerByLength(EpochSampler):
             if known is None:
                 vars(self).pop("_per_window", None)
             raise
+
+    def _batches_of(self, rows: Ints, ends: Ints) -> Batches:
+        """Return batches of these rows that end there."""
+        of = self._of
+        return Batches(rows, ends, keys=of.ids, numbering=of.numbering, needs=self.needs)
+
+    @abstractmethod
+    def _layout(self) -> tuple[bool, int | tuple[int, ...] | None]:
+        """Return whether batches are to be packed, and the lengths that they are padded to."""
 
     @abstractmethod
     def _limits_by_name(self) -> State:
@@ -382,4 +390,4 @@ class SamplerByLength(EpochSampler):
         key = drawn(self.seed, "window", epoch, number)
         rows, ends = self._cut_window(rows, key)
         ends = split_up(ends, count)
-        return self._of.batches(rows, ends).take(self._order(len(ends) - 1, key))
+        return self._batches_of(rows, ends).take(self._order(len(ends) - 1, key))

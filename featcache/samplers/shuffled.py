@@ -10,7 +10,7 @@ from featcache._cached import cached_property
 from featcache._checks import whole_number
 from featcache.errors import ConfigError
 from featcache.format import digest, ends_of
-from featcache.samplers.batches import Batches, Numbering
+from featcache.samplers.batches import Batches, Needs, Numbering
 from featcache.samplers.epoch import EpochSampler, State, shuffled_in_groups
 from featcache.tables import FeatureTable, Order, drawn
 
@@ -60,6 +60,11 @@ class ShuffledBatchSampler(EpochSampler):
     def numbering(self) -> Numbering | None:
         """The utterances that row numbers count, where that is known."""
         return self.batches.numbering
+
+    @property
+    def needs(self) -> Needs | None:
+        """The layout and the frames that the sampler counted which made the batches, if any did."""
+        return self.batches.needs
 
     def __repr__(self) -> str:
         return f"<ShuffledBatchSampler: {self.batches!r}, {self._where()}>"

@@ -201,6 +201,8 @@ def test_a_sampler_that_counts_other_frames_than_the_data_set_has_is_refused(cac
         sampler = BucketBatchSampler(counted, max_frames=200)
         with pytest.raises(ConfigError, match=r"BucketBatchSampler\(dataset, ...\)"):
             FeatureLoader(read, batch_sampler=sampler)
+        with pytest.raises(ConfigError, match=r"BucketBatchSampler\(dataset, ...\)"):
+            list(DataLoader(read, batch_sampler=sampler, collate_fn=read.collate))
     FeatureLoader(cropped, batch_sampler=BucketBatchSampler(cropped, max_frames=200))
     lengths = whole.table.lengths("fbank")  # whose frames the user has counted
     FeatureLoader(cropped, batch_sampler=BucketBatchSampler(lengths, max_frames=200))

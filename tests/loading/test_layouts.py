@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from store_helpers import arrays_of, id_of, make_cache
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.data import DataLoader
+from torch_loaders import read_all
 
 import featcache
 from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig, GlobalMVN
 from featcache.errors import ConfigError, FeatureError
 from featcache.espnet import CommonCollateFn
 from featcache.loading import Packed, Padded
-from featcache.samplers import BucketBatchSampler, PackedBatchSampler
+from featcache.samplers import BucketBatchSampler, PackedBatchSampler, ShuffledBatchSampler
 
 NESTED = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 5)
 if_nested = pytest.mark.skipif(not NESTED, reason="torch has few nested tensors before 2.5")
@@ -300,7 +301,7 @@ def test_batches_are_padded_to_the_lengths_that_the_sampler_has(cache: Path) -> 
     assert {length for _, length in shapes} <= {8, 16, 24}
     assert shapes - {(6, 8), (3, 16), (2, 24)} <= {(n, 8) for n in range(6)}
     dataset = FeatureDataset(cache)
-    with pytest.raises(ConfigError, match=r"give layout=featcache.loading.Padded\(pad_to=\[8, 16"):
+    with pytest.raises(ConfigError, match=r"layout=featcache.loading.Padded\(pad_to=\[8, 16"):
         FeatureLoader(dataset, batch_sampler=sampler)
     with pytest.raises(ConfigError, match=r"an utterance of 20 frames is longer than all of"):
         list(FeatureLoader(cache, batch_sampler=BATCHES, layout=Padded([5, 15]), threads=0))
@@ -381,6 +382,38 @@ def test_a_data_set_that_pads_what_a_sampler_packs_is_refused(cache: Path) -> No
         FeatureLoader(FeatureDataset(cache), batch_sampler=sampler)
     loader = FeatureLoader(FeatureDataset(cache, layout="packed"), batch_sampler=sampler)
     assert all(len(batch["fbank"]) <= 60 for batch in loader)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(
+    ("options", "fitting"),
+    [
+        ({"max_frames": 60}, {"layout": "packed"}),
+        ({"max_frames": 60, "pad_to": [8, 16, 24]}, {"layout": Padded([8, 16, 24])}),
+        ({"max_frames": 60, "pad_to": np.int64(8)}, {"layout": Padded(8)}),
+    ],
+)
+def test_torchs_data_loader_refuses_batches_that_were_counted_for_another_layout(
+    cache: Path, options: dict[str, Any], fitting: dict[str, Any], named: bool, workers: int
+) -> None:
+    make: Any = BucketBatchSampler if "pad_to" in options else PackedBatchSampler
+    sampler = make(cache, ids=map(id_of, NUMBERS) if named else None, **options)
+    in_order = ShuffledBatchSampler(sampler.epoch_batches(0), shuffle=False)
+
+    def batches(batches: Any, **layout: Any) -> list[dict[str, Any]]:
+        dataset = FeatureDataset(cache, "fbank", **layout)
+        loader = DataLoader(
+            dataset, batch_sampler=batches, collate_fn=dataset.collate, num_workers=workers
+        )
+        return [dict(batch) for batch in read_all(loader)]
+
+    line = "layout='packed'" if make is PackedBatchSampler else r"Padded\(pad_to="
+    for sampled in (sampler, in_order, [*sampler]):
+        with pytest.raises(ConfigError, match=f"the batch sampler .*{line}"):
+            batches(sampled)
+        sizes = [len(batch["id"]) for batch in batches(sampled, **fitting)]
+        assert sum(sizes) == len(NUMBERS)
 
 
 @pytest.mark.parametrize("threads", [0, 2])
