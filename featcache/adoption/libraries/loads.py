@@ -527,11 +527,12 @@ def _is_npz(data: bytes) -> bool:
 
 
 def _is_plain_torch(data: bytes) -> bool:
-    """Whether bytes are those of `torch.save`, of nothing that runs code."""
+    """Whether bytes are those of `torch.save`, of tensors and nothing that runs code."""
     with suppress(*BROKEN), zipfile.ZipFile(io.BytesIO(data)) as file:
         pickled = next(file.read(name) for name in file.namelist() if name.endswith("/data.pkl"))
         modules = {name.decode().partition(".")[0] for name in _MODULE.findall(pickled)}
-        return modules <= _PLAIN and not any(name in pickled for name in _OF_TENSORS)
+        is_odd = any(name in pickled for name in _OF_TENSORS)
+        return modules <= _PLAIN and b"_rebuild_tensor" in pickled and not is_odd
     return False
 
 
