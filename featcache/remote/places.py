@@ -38,7 +38,7 @@ class RemoteOptions:
         endpoint: URL of a server that speaks S3, other than Amazon's, or Azure's protocol, such as
             Azurite; `http://` ones, too.
         region: of an S3 bucket; None: as the environment says.
-        concurrency: most requests at a time.
+        concurrency: most requests at a time; fewer are made where answers come within milliseconds.
         gap_bytes: bytes between two wanted pieces that are read with them, to save a request; never
             more than 5 % of all. None: as many as pay, by the measured speed and latency.
         timeout_s: seconds after which a request without any answer is tried again.
