@@ -304,6 +304,196 @@ def test_lengths_that_are_none_are_refused(lengths: Sequence[Any], says: str) ->
         featcache.taps(model, names)(torch.randn(2, 100, *dims), lengths)
 
 
+class Recurrent(nn.Module):
+    """An LSTM over packed frames, as long as it is told; more are given as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.out = nn.LSTM(4, 3, batch_first=True), nn.Linear(3, 2)
+
+    def forward(self, inputs: Tensor, lens: Any = None) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(
+            inputs, torch.as_tensor(lens), batch_first=True, enforce_sorted=False
+        )
+        frames, _ = nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)
+        out: Tensor = self.out(frames)
+        return out
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array, list, tuple])
+def test_lengths_that_a_model_is_given_follow_those_that_are_measured(kind: Any) -> None:
+    tapped = featcache.taps(Recurrent(), ["out"])
+    for given in ([100, 60], [30, 40]):
+        lengths, features = tapped(torch.randn(2, max(given), 4), given, lens=kind(given))
+        assert lengths == {"out": given}
+        items = featcache.unpad(["a", "b"], lengths, features)
+        assert [len(item["out"]) for item in items] == given  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("lengths", [None, [100, 80]])
+def test_outputs_that_follow_other_numbers_than_the_lengths_are_refused(lengths: Any) -> None:
+    tapped = featcache.taps(Recurrent(), ["out"])
+    with pytest.raises(FeatureError, match=r"'out' is as long as .'lens': .100, 60.. says"):
+        tapped(torch.randn(2, 100, 4), lengths, lens=torch.tensor([100, 60]))
+
+
+def test_numbers_that_no_length_follows_are_left_alone() -> None:
+    class Spoken(Around):
+        def __init__(self) -> None:
+            super().__init__(lambda x: x.mean(1))
+            self.speakers = nn.Embedding(6, 4)
+
+        def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+            assert mask is not None
+            out: Tensor = super().forward(inputs) + self.speakers(mask)
+            return out
+
+    lengths, _ = featcache.taps(Spoken(), ["tap"])(
+        torch.randn(2, 9, 4), [9, 7], mask=torch.tensor([5, 0])
+    )
+    assert lengths == {"tap": None}
+
+
+class Asking(nn.Module):
+    """Subsampled frames with a mask of the padding, `(xs_pad, ilens)` as in ESPnet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 6, 3, stride=2)
+        self.layer = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
+
+    def forward(self, xs_pad: Tensor, ilens: Tensor, prev: object = None) -> tuple[Tensor, Tensor]:
+        frames, lengths = self.conv(xs_pad.transpose(1, 2)).transpose(1, 2), (ilens - 3) // 2 + 1
+        padding = torch.arange(int(lengths.max())) >= lengths[:, None]
+        out: Tensor = self.layer(frames, src_key_padding_mask=padding)
+        return out, lengths
+
+
+def test_models_that_ask_for_lengths_have_them() -> None:
+    model, inputs = Asking().eval(), torch.randn(2, 100, 4)
+    expected, _ = model(inputs, torch.tensor([100, 61]))
+    tapped = featcache.taps(model, ["layer"])
+    for more in ({}, {"ilens": torch.tensor([100, 61])}):
+        lengths, features = tapped(inputs, [100, 61], **more)
+        assert lengths == {"layer": [49, 30]}
+        torch.testing.assert_close(features["layer"], expected)
+
+
+def test_the_lengths_that_torchaudio_asks_for_are_given() -> None:
+    models: Any = pytest.importorskip("torchaudio.models")
+    model = models.Conformer(4, 2, 8, num_layers=2, depthwise_conv_kernel_size=5).eval()
+    inputs = torch.randn(2, 30, 4)
+    lengths, features = featcache.taps(model, {"last": "conformer_layers.1"})(inputs, [30, 17])
+    assert lengths == {"last": [30, 17]}
+    expected, _ = model(inputs, torch.tensor([30, 17]))
+    torch.testing.assert_close(features["last"], expected)
+
+
+class FixedLength(Around):
+    """Frames of 300 steps alone, two of which make one, as in Whisper's encoder."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda x: x)
+        self.first = nn.Conv1d(4, 6, 3, padding=1)
+        self.second = nn.Conv1d(6, 6, 3, stride=2, padding=1)
+
+    def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        if inputs.shape[2] != 300:
+            raise ValueError("300 steps are expected")
+        return super().forward(self.second(self.first(inputs)).transpose(1, 2))
+
+
+def whisper() -> nn.Module:
+    transformers: Any = pytest.importorskip("transformers")
+    config = transformers.WhisperConfig(
+        d_model=12,
+        encoder_layers=2,
+        encoder_attention_heads=2,
+        encoder_ffn_dim=8,
+        decoder_layers=1,
+        decoder_attention_heads=2,
+        decoder_ffn_dim=8,
+        num_mel_bins=4,
+        max_source_positions=150,
+    )
+    model: nn.Module = transformers.WhisperModel(config).eval().encoder
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "names"), [(FixedLength, {"f": "tap"}), (whisper, {"f": "layers.1"})]
+)
+def test_models_that_take_one_length_have_frames_by_stride(
+    make: Callable[[], nn.Module], names: dict[str, str]
+) -> None:
+    model, inputs = make(), torch.randn(3, 4, 300)
+    tapped = featcache.taps(model, names, axis=2, stride=2)
+    lengths, features = tapped(inputs, [300, 201, 1])
+    assert lengths == {"f": [150, 101, 1]}
+    torch.testing.assert_close(features["f"], alone(model, names["f"], inputs))
+    assert copy.deepcopy(tapped)(inputs)[0] == {"f": [150] * 3}
+    for given in (None, [300, 201, 1]):
+        with pytest.raises(FeatureError, match=r"no other length than 300 along axis 2.*stride=2"):
+            featcache.taps(model, names, axis=2)(inputs, given)
+
+
+def test_outputs_that_do_not_fit_the_stride_are_refused() -> None:
+    tapped = featcache.taps(FixedLength(), ["first"], axis=2, stride=2)
+    with pytest.raises(FeatureError, match=r"'first', .* has no axis of 150 frames"):
+        tapped(torch.randn(2, 4, 300))
+    with pytest.raises(ConfigError, match="stride must be an integer of at least 1"):
+        featcache.taps(FixedLength(), ["first"], axis=2, stride=0)
+
+
+def test_a_star_is_not_the_model_itself() -> None:
+    assert featcache.taps(Twice(), ["*"]).names == {"shared": "shared", "idle": "idle"}
+    assert featcache.taps(Twice(), {"all": ""}).names == {"all": ""}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_model_that_has_no_length_in_python_is_measured(compiled: bool) -> None:
+    class Empty(Around):
+        def __len__(self) -> int:
+            return 0
+
+    model: Any = Empty(lambda x: x[:, ::2])
+    model = torch.compile(model, backend="eager") if compiled else model
+    path = "_orig_mod.tap" if compiled else "tap"
+    lengths, _ = featcache.taps(model, {"tap": path})(torch.zeros(2, 9, 4), [9, 4])
+    assert lengths == {"tap": [5, 2]}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("inside", [False, True])
+def test_models_of_torchscript_are_refused_by_name(inside: bool) -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    trace: Any = torch.jit.trace
+    traced = trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.zeros(1, 5, 4))
+    for model in (scripted, traced):
+        path = "1.0" if inside else "0"
+        around = nn.Sequential(nn.Linear(4, 4), model) if inside else model
+        with pytest.raises(ConfigError, match=f"module '{path}' is one of TorchScript"):
+            featcache.taps(around, [path])
+
+
+def test_inputs_and_axes_that_are_none_are_refused_by_name() -> None:
+    inputs: Any = np.zeros((2, 9, 4), np.float32)
+    tapped = featcache.taps(Around(lambda x: x), ["tap"])
+    with pytest.raises(FeatureError, match=r"not ndarray; torch\.as_tensor"):
+        tapped(inputs)
+    with pytest.raises(ConfigError, match=r"axis 0 .* is that of the utterances"):
+        featcache.taps(Around(lambda x: x), ["tap"], axis=0)
+    for axis in (3, -3):
+        tapped = featcache.taps(Around(lambda x: x), ["tap"], axis=axis)
+        with pytest.raises(FeatureError, match=rf"axis={axis} .*\(2, 9, 4\) have no such axis"):
+            tapped(torch.zeros(2, 9, 4))
+    lengths, features = featcache.taps(Around(lambda x: x), ["tap"], axis=-2)(
+        torch.zeros(2, 9, 4), [9, 3]
+    )
+    assert lengths == {"tap": [9, 3]}
+    assert features["tap"].shape == (2, 9, 4)
+
+
 def test_copies_and_pickles_compute_the_same() -> None:
     model, names, _ = made("windows")
     tapped, inputs = featcache.taps(model, names), torch.randn(2, 300)
