@@ -91,6 +91,8 @@ class GlobalMVN(torch.nn.Module):
     ) -> GlobalMVN:
         """Normalise with the statistics of a feature of a cache or a table; see `from_stats`.
 
+        Those of a mix count each utterance once, and know nothing of its plan.
+
         Raises `IncompleteError` for a cache that lacks utterances, unless `allow_incomplete`.
         """
         table = FeatureTable.of(cache)

@@ -95,7 +95,9 @@ class Names:
                         "take one away"
                     )
         if not found:
-            raise AdoptionError(f"{source!r} has no array called like {self.pattern!r}")
+            raise AdoptionError(
+                f"{source!r} has no array called like {self.pattern!r}{self._bare(names)}"
+            )
         ids = next(iter(found.values())).keys()
         for feature, known in found.items():
             for id in ids ^ known.keys():
@@ -104,6 +106,13 @@ class Names:
                     f"{one_by_one(self.pattern, feature)}"
                 )
         return found
+
+    def _bare(self, names: Sequence[str]) -> str:
+        """Say, as the end of a message, that the pattern has a suffix, which names lack."""
+        bare = re.sub(r"\.\w+$", "", self.pattern)
+        if bare == self.pattern or not any(map(Names(Options(self.feature, bare)).match, names)):
+            return ""
+        return f"; names are those of files without their suffix: pattern={bare!r}"
 
 
 def match_in_groups(names: Names, name: str, source: str) -> tuple[str, str] | None:

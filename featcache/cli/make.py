@@ -291,7 +291,7 @@ def estimate(
     say(shown(told.advice))
 
 
-_LOSSES = ["largest", "rms", "cosine", "GB/s"]
+_LOSSES = ["largest", "rms", "of std", "cosine", "GB/s"]
 
 
 def _way(row: StorageEstimate) -> dict[str, object]:
@@ -306,6 +306,7 @@ def _way(row: StorageEstimate) -> dict[str, object]:
         "lossless": row.lossless,
         "largest_error": row.largest_error,
         "rms_error": row.rms_error,
+        "rms_of_std": row.rms_of_std,
         "cosine": row.cosine,
         "read_gb_s": row.read_gb_s,
     }

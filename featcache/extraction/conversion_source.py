@@ -332,7 +332,7 @@ def _checking(member: BlockMember) -> BlockMember:
     opened = member.opened
     if is_adopted(opened) or opened.settings.check_reads:
         return member
-    return BlockMember(open_again(opened, check_reads=True), member.rows)
+    return BlockMember(open_again(opened, check_reads=True), member.rows, member.names)
 
 
 # Declarations, fingerprint, record and annotations that a conversion carries from its source.

@@ -56,6 +56,7 @@ class TrialReading:
 
     largest_error: float = 0.0  # of a number
     rms_error: float = 0.0  # of all numbers
+    rms_of_std: float = 0.0  # of numbers divided by the standard deviation of their dimension
     cosine: float = 1.0  # of an utterance with what was written: the least
     gb_s: float = 0.0  # 1e9 bytes a second of a thread's own time, floats as float32
 
@@ -64,14 +65,16 @@ class TrialReading:
         """Read a feature of a cache of the sample, in batches of like lengths."""
         exact = {row.id: row.arrays[feature] for row in sample}
         ids = sorted(exact, key=lambda id: exact[id].size)
-        largest, squares, cosine, took_s = 0.0, 0.0, 1.0, math.inf
+        largest, cosine, took_s = 0.0, 1.0, math.inf
+        squares = np.zeros(())  # of errors, by dimension
         with open_cache(path) as cache:
+            axis = slice(None) if cache.has_frames(feature) else None
             for id, array in exact.items():
                 found = cache.read(id, feature)
                 if not np.array_equal(found, array, equal_nan=True):
                     apart, like = _apart(array, found)
                     largest, cosine = max(largest, float(apart.max(initial=0))), min(cosine, like)
-                    squares += float((apart**2).sum())
+                    squares = squares + np.square(apart[axis]).sum(axis=0)
             for _ in range(TIMES_READ):
                 begun = time.thread_time()
                 for at in range(0, len(ids), BATCH):
@@ -79,19 +82,39 @@ class TrialReading:
                 took_s = min(took_s, time.thread_time() - begun)
         numbers = sum(array.size for array in exact.values())
         itemsize = 4 if found.dtype.kind == "f" else found.dtype.itemsize
-        rms = math.sqrt(squares / max(numbers, 1))
-        return cls(largest, rms, cosine, numbers * itemsize / max(took_s, 1e-9) / 1e9)
+        gb_s = numbers * itemsize / max(took_s, 1e-9) / 1e9
+        rms = math.sqrt(float(squares.sum()) / max(numbers, 1))
+        of_std = _of_std(squares, [array[axis] for array in exact.values()]) if rms else 0.0
+        return cls(largest, rms, of_std, cosine, gb_s)
 
 
 def _apart(array: Array, found: Array) -> tuple[NDArray[np.float64], float]:
-    """Return how far each finite number is off, and the cosine of both arrays."""
+    """Return how far each number is off, if it is finite, and the cosine of both arrays."""
     finite = np.isfinite(array)
-    a, b = array[finite].astype(np.float64), found[finite].astype(np.float64)
+    a, b = (np.where(finite, each, 0).astype(np.float64) for each in (array, found))
     apart = np.abs(a - b)
     # not `@`, for which BLAS wakes threads
-    like, of_a, of_b = (float(np.einsum("i,i", *both)) for both in ((a, b), (a, a), (b, b)))
+    pairs = ((a, b), (a, a), (b, b))
+    like, of_a, of_b = (float(np.einsum("i,i", x.ravel(), y.ravel())) for x, y in pairs)
     norms = math.sqrt(of_a * of_b)
     return apart, like / norms if norms else float(not apart.any())
+
+
+def _of_std(squares: NDArray[np.float64], exact: Sequence[Array]) -> float:
+    """Return the rms error of numbers that are divided by the deviation of their dimension.
+
+    `squares` are sums of squared errors by dimension, `exact` arrays of shape (frames, *dims). A
+    dimension that is constant counts for nothing.
+    """
+    numbers = np.concatenate(exact).astype(np.float64)
+    finite = np.isfinite(numbers)
+    numbers[~finite] = 0
+    count = np.maximum(finite.sum(axis=0), 1)
+    numbers -= numbers.sum(axis=0) / count
+    numbers[~finite] = 0
+    spread = np.square(numbers, out=numbers).sum(axis=0)
+    shares = squares[spread > 0] / spread[spread > 0]
+    return math.sqrt(float(shares.mean())) if shares.size else 0.0
 
 
 def _as_single(numbers: Array) -> object:
@@ -256,11 +279,13 @@ def raw_of(
 # `Estimate`: a table of the ways to store features, with the bytes, hours and losses of each.
 
 
-_LOSSES = ("largest error", "rms error", "cosine", "read GB/s")
+_LOSSES = ("largest error", "rms error", "of std", "cosine", "read GB/s")
 _HEAD = ("feature", "backend", "codec", "dtype", "size", "time", *_LOSSES, "")
 MOST_SHOWN = 20  # ways in HTML
 LEAST_COSINE = 0.9999  # of a way that is advised
+MOST_OF_STD = 0.014  # rms error by deviation: sqrt(2 - 2 * LEAST_COSINE), its bound with means of 0
 LEAST_GB_S = 1.0  # or a third of the fastest way, where all are slower
+NEAR = 1.25  # of ways that differ by no more the smaller one: how fast they are is noisy
 
 
 @dataclass(frozen=True)
@@ -280,6 +305,7 @@ class StorageEstimate:
     lossless: bool = True  # of the codec
     largest_error: float = 0.0  # of a number
     rms_error: float = 0.0  # of all numbers
+    rms_of_std: float = 0.0  # of numbers divided by the standard deviation of their dimension
     cosine: float = 1.0  # of an utterance with what the source has: the least
     read_gb_s: float = 0.0  # 1e9 bytes a second of a thread, in batches, floats as float32
 
@@ -333,8 +359,9 @@ class Estimate:
             for row, share in taken
         )
         return (
-            f"smallest with a cosine of {LEAST_COSINE} or more, and read at {LEAST_GB_S:g} GB/s or "
-            f"a third of the fastest: {listed}{loses}"
+            f"smallest with a cosine of {LEAST_COSINE} or more, an rms error of "
+            f"{MOST_OF_STD:.1%} of the standard deviation or less, and read at {LEAST_GB_S:g} GB/s "
+            f"or a third of the fastest (slower counts as larger): {listed}{loses}"
         )
 
     def _repr_html_(self) -> str:
@@ -374,20 +401,24 @@ def _advised(feature: str, rows: Iterable[StorageEstimate]) -> tuple[StorageEsti
     ways = [row for row in rows if row.feature == feature]
     (declared,) = (row for row in ways if row.declared)
     fast = min(LEAST_GB_S, max(row.read_gb_s for row in ways) / 3)
-    good = [row for row in ways if row.cosine >= LEAST_COSINE and row.read_gb_s >= fast]
+    good = [row for row in ways if row.cosine >= LEAST_COSINE and row.rms_of_std <= MOST_OF_STD]
+    # no edge at which what is as good as read quickly is out: speeds differ from run to run
+    costs = [row.nbytes * max(1.0, fast / max(row.read_gb_s, 1e-9)) for row in good]
+    near = [row for row, cost in zip(good, costs, strict=True) if cost <= min(costs) * NEAR]
     # bytes are those of a sample: what is about as small is no reason to change
-    best = min(good, key=lambda row: row.nbytes * (0.97 if row.declared else 1), default=declared)
+    best = min(near, key=lambda row: row.nbytes * (0.97 if row.declared else 1), default=declared)
     return best, best.nbytes / max(declared.nbytes, 1)
 
 
-def losses(row: StorageEstimate) -> tuple[str, str, str, str]:
+def losses(row: StorageEstimate) -> tuple[str, str, str, str, str]:
     """Return the cells of a way's errors, cosine and speed; exact ones are short.
 
     >>> losses(StorageEstimate("f", "memmap", "int8", "float32", 9, 0.1, cosine=0.99998765))
-    ('0', '0', '0.999987', '0')
+    ('0', '0', '0 %', '0.999987', '0')
     """
     cosine = f"{math.floor(row.cosine * 1e6) / 1e6:.6f}" if row.cosine < 1 else "1"
-    return f"{row.largest_error:.2g}", f"{row.rms_error:.2g}", cosine, f"{row.read_gb_s:.2g}"
+    errors = f"{row.largest_error:.2g}", f"{row.rms_error:.2g}", f"{row.rms_of_std * 100:.2g} %"
+    return *errors, cosine, f"{row.read_gb_s:.2g}"
 
 
 def said_hours(hours: float) -> str:
@@ -420,8 +451,9 @@ def estimate(
     computed is estimated by a cache of a part of it; a run shows its MB/s and the time left.
 
     Each way is read back, too: its largest and its rms error against the source's numbers, the
-    least cosine of an utterance, and the speed in batches of floats as float32, one thread, nothing
-    from the disk. `advice` is a sentence about them.
+    latter also of numbers that are divided by the standard deviation of their dimension, the least
+    cosine of an utterance, and the speed in batches of floats as float32, one thread, nothing from
+    the disk. `advice` is a sentence about them.
 
     Args:
         source: a cache, its path or a view. What `featcache.convert` takes of others is
@@ -499,6 +531,7 @@ def _row(
         lossless=is_lossless(feature.codec),
         largest_error=found.largest_error,
         rms_error=found.rms_error,
+        rms_of_std=found.rms_of_std,
         cosine=found.cosine,
         read_gb_s=found.gb_s,
     )

@@ -165,11 +165,19 @@ def from_hf_dataset(
     if not isinstance(dataset, datasets.Dataset):
         raise ConfigError(
             f"one split is stored, a datasets.Dataset, not a {type(dataset).__name__}"
+            f"{_way_of_other(dataset, [*declared])}"
         )
     known = dataset.column_names
     for name in (*declared, *(annotations or ()), *(() if id is None else (id,))):
         if name not in known:
             raise ConfigError(f"the data set has no column {name!r}; {nearest(name, known)}")
+    for name in declared:
+        if isinstance(dataset.features[name], CachedArray):
+            raise ConfigError(
+                f"column {name!r} names arrays that lie in caches, and has none of its own: store "
+                "its rows by featcache.convert(featcache.open(...).select(dataset['id']), path), "
+                "with the cache that to_hf_dataset was called on"
+            )
     column = "id" if id is None and "id" in known else id
     others = {*declared, column}
     told = [n for n in known if n not in others and _is_told(dataset.features[n])]
@@ -187,6 +195,19 @@ def from_hf_dataset(
                     found = {n: _array(utterance, n, arrays[n], number) for n in declared}
                     writer.write(utterance, found, annotations=values[number])
     return open_cache(path)
+
+
+def _way_of_other(dataset: object, names: Sequence[str]) -> str:
+    """Say, as the end of a message, how other data sets than those of one split are stored."""
+    if isinstance(dataset, Mapping) and dataset:
+        return f"; give one of them, dataset[{next(iter(dataset))!r}]"
+    if not isinstance(dataset, datasets.IterableDataset):
+        return ""
+    arrays = ", ".join(f"{name!r}: row[{name!r}]" for name in names)
+    return (
+        ", whose rows come one by one: with featcache.CacheWriter(path, features) as writer: "
+        f"[writer.write(row['id'], {{{arrays}}}) for row in dataset]"
+    )
 
 
 def _is_told(feature: object) -> bool:

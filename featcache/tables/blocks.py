@@ -6,7 +6,7 @@ Arrays of rows are mapped or shared with other processes, never copied into each
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -98,12 +98,14 @@ class RowMap:
 class BlockMember(NamedTuple):
     """A generation of a cache, and the rows of it in a block's order; None: all, in its own.
 
-    A pickle opens the same generation again, or the current one where that is gone: where rows have
-    other numbers then, a `StaleCacheError` says so.
+    `names` are the features of it that count; None: all. A pickle opens the same generation again,
+    or the current one where that is gone: where rows have other numbers then, a `StaleCacheError`
+    says so.
     """
 
     opened: Generation
     rows: RowMap | None = None
+    names: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.opened.index) if self.rows is None else len(self.rows)
@@ -111,7 +113,17 @@ class BlockMember(NamedTuple):
     def __reduce__(self) -> tuple[object, ...]:
         opened = self.opened
         how = (opened.cache_path, Expectation.of_opened(opened), OpenSettings.of(opened))
-        return _unpickled_member, (*how, opened.manifest.generation, self.rows)
+        return _unpickled_member, (*how, opened.manifest.generation, self.rows, self.names)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features."""
+        return tuple(self.opened.features) if self.names is None else self.names
+
+    def with_features(self, names: Container[str]) -> BlockMember:
+        """Return a member of the same rows without the features that `names` leaves out."""
+        kept = tuple(name for name in self.features if name in names)
+        return self if kept == self.features else BlockMember(self.opened, self.rows, kept)
 
     def inner(self, rows: Ints) -> Ints:
         """Return the cache's rows of rows of the block."""
@@ -119,7 +131,12 @@ class BlockMember(NamedTuple):
 
 
 def _unpickled_member(
-    path: Path, expectation: Expectation, settings: OpenSettings, number: int, rows: RowMap | None
+    path: Path,
+    expectation: Expectation,
+    settings: OpenSettings,
+    number: int,
+    rows: RowMap | None,
+    names: tuple[str, ...] | None,
 ) -> BlockMember:
     opened = open_generation(path, expectation, settings)
     if opened.manifest.generation != number:
@@ -127,7 +144,7 @@ def _unpickled_member(
             f"cache {str(path)!r} was written on since it was opened (generation {number}, now "
             f"{opened.manifest.generation}), and its rows have other numbers now; open it again"
         )
-    return BlockMember(opened, rows)
+    return BlockMember(opened, rows, names)
 
 
 # `Block` and `TableBlocks`: caches side by side, and such blocks one after another.
@@ -150,7 +167,7 @@ class Block:
                 f"members of a block have {[len(member) for member in members]} rows, not one "
                 "number of them"
             )
-        self.features = {name: member for member in members for name in member.opened.features}
+        self.features = {name: member for member in members for name in member.features}
         self._index = self.members[0].opened.index
 
     def __len__(self) -> int:
@@ -158,8 +175,8 @@ class Block:
 
     @property
     def whole(self) -> bool:
-        """True where each member is a whole cache in its order."""
-        return all(member.rows is None for member in self.members)
+        """True where each member is a whole cache in its order, with all features."""
+        return all(member.rows is None and member.names is None for member in self.members)
 
     def arrays(self, feature: str) -> FeatureArrays:
         """Return the arrays of a feature, whose rows `inner` gives."""
@@ -242,6 +259,15 @@ class TableBlocks:
 
     def __len__(self) -> int:
         return self.starts[-1]
+
+    def with_features(self, names: Container[str]) -> TableBlocks:
+        """Return the same rows without the features that `names` leaves out."""
+        return TableBlocks(
+            [
+                Block([member.with_features(names) for member in block.members])
+                for block in self.blocks
+            ]
+        )
 
     @property
     def generations(self) -> list[Generation]:

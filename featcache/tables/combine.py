@@ -37,9 +37,11 @@ def check_same_features(first: Block, other: Block) -> None:
     """Raise `ConfigError` if features differ in name, dtype, time axis or shape of a frame."""
     paths = " and ".join(repr(str(each.members[0].opened.cache_path)) for each in (first, other))
     if first.features.keys() != other.features.keys():
+        both = [name for name in first.features if name in other.features]
+        hint = f"; take those of both, of each: .select_features({both!r})" if both else ""
         raise ConfigError(
             f"caches {paths} have different features: {', '.join(first.features)} and "
-            f"{', '.join(other.features)}"
+            f"{', '.join(other.features)}{hint}"
         )
     for name in first.features:
         # the shape of a frame is not known of an empty cache
@@ -153,7 +155,13 @@ def _refuse_shared(first: FeatureTable, other: FeatureTable) -> None:
     ids = [first.id(row) for row in shared.tolist()]
     for id, row in zip(ids, other.find(ids).tolist(), strict=True):
         if row >= 0:
-            raise ConfigError(f"utterance {id!r} is in {paths_of(first)} and in {paths_of(other)}")
+            raise ConfigError(
+                f"utterance {id!r} is in {paths_of(first)} and in {paths_of(other)}, and an id "
+                "names one utterance of a table; leave it out of one of them, with select or "
+                "filter. Versions of the same utterances (clean, noisy) are features of one cache, "
+                "'fbank' and 'fbank_noisy', of which FeatureDataset(variants=) draws, or are "
+                "stored under ids of their own"
+            )
 
 
 def _sorted_hashes(table: FeatureTable) -> Hashes:
@@ -201,6 +209,7 @@ def joined_cuts(selections: Sequence[Selection]) -> Cuts | None:
         {
             name: _joined_spans(selections, name)
             for name in dict.fromkeys(name for each in cuts for name in each.spans)
+            if name in selections[0].blocks.features
         },
         {
             name: _joined_annotation(selections, name)
@@ -264,7 +273,7 @@ def join(
                 raise ConfigError(
                     f"feature {name!r} is in {paths_of(seen[name])} and in {paths_of(table)}; "
                     "join puts other features of the same utterances side by side: leave one of "
-                    "them out, or use concat for other utterances"
+                    "them out, with select_features, or use concat for other utterances"
                 )
             seen[name] = table
         for earlier in tables[:number] if unlike == "raise" else ():
@@ -313,8 +322,8 @@ def _mapped(member: BlockMember, rows: Ints) -> BlockMember:
     inner = member.inner(rows)
     every = len(member.opened.index)
     if len(inner) == every and bool((inner == np.arange(every)).all()):
-        return BlockMember(member.opened)
-    return BlockMember(member.opened, RowMap(inner))
+        return BlockMember(member.opened, None, member.names)
+    return BlockMember(member.opened, RowMap(inner), member.names)
 
 
 def concat(

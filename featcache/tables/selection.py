@@ -189,6 +189,12 @@ class Selection:
         cuts = None if self.cuts is None else self.cuts.take(rows)
         return Selection(self.blocks, RowMap(self.below(rows)), cuts)
 
+    def with_features(self, names: Sequence[str]) -> Selection:
+        """Return the same rows, and a mix's plan, with these features alone."""
+        for name in names:
+            self.blocks.require(name)
+        return Selection(self.blocks.with_features(names), self.row_map, self.cuts, self.plan)
+
     def refuse_mix(self) -> None:
         """Raise `ConfigError` for a mix: what is made of it would have no plan."""
         if self.plan is not None:

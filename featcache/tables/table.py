@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from featcache.tables.mixes import MixPlan
 
 
+_MUX = "lhotse mixes the cuts of its sources: CutSet.mux(..., weights=[...])"
 MOST_COMPLETED = 1000  # ids that are offered where one types a key
 _log = logging.getLogger("featcache")
 
@@ -311,7 +312,8 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         """Return count, mean and variance over all frames of a feature; exact.
 
         For a view, the arrays of the cache that it holds, or the others, if they are fewer, are
-        read once. The table keeps them; more than 5 s are told in the log.
+        read once. The table keeps them; more than 5 s are told in the log. Of a mix each utterance
+        counts once, however often an epoch takes it.
 
         Raises `KeyNotFoundError` if none were collected.
         """
@@ -334,6 +336,21 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         """
         table = self.table
         return _view(table, chosen_rows(table.selection, keys), "select(...)")
+
+    def select_features(self, features: str | Sequence[str]) -> FeatureTable:
+        """Return the view of all utterances that has these features alone, as for `concat`.
+
+        Of a mix, a mix of the same plan. Raises `KeyNotFoundError` for a feature that is not there,
+        and `ConfigError` where none is named.
+
+        >>> featcache.concat(a, b.select_features(["fbank"]))  # doctest: +SKIP
+        """
+        table, names = self.table, [features] if isinstance(features, str) else [*features]
+        if not names:
+            known = ", ".join(map(repr, table.features))
+            raise ConfigError(f"a table has at least one feature; there are {known}")
+        made = f"select_features({', '.join(map(repr, names))})"
+        return FeatureTable(table.selection.with_features(names), _trail(table, made))
 
     def filter(
         self, where: Callable[[Mapping[str, Value]], object] | None = None, **conditions: object
@@ -479,6 +496,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
 
         >>> cache.to_features(sample_rate_hz=16000).to_file("feats.jsonl.gz")  # doctest: +SKIP
         """
+        self._tell_unplanned("to_features", _MUX)
         to_features = get_toolkit("to_features")
         return to_features(
             self.table, sample_rate_hz=sample_rate_hz, feature=feature, native=native
@@ -493,7 +511,8 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         supervision as long as the cut; all other annotations, and all other features, are in
         `custom`: those with `frame_s` as `TemporalArray`, the others as `Array`. The cuts are
         objects in memory, as lhotse has them; `cuts.to_file("cuts.jsonl.gz")` saves them, with the
-        path of the cache. Arguments and errors are those of `to_features`.
+        path of the cache. Of a mix there is a cut for each of its rows, without the plan, which the
+        log tells. Arguments and errors are those of `to_features`.
 
         >>> import featcache, numpy as np, tempfile
         >>> path, declared = tempfile.mkdtemp(), featcache.FeatureStorageConfig("f", frame_s=0.01)
@@ -504,6 +523,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         >>> cut.load_features().shape, cut.supervisions[0].speaker, cut.duration
         ((100, 80), 'b', 1.0)
         """
+        self._tell_unplanned("to_cuts", _MUX)
         to_cuts = get_toolkit("to_cuts")
         return to_cuts(self.table, sample_rate_hz=sample_rate_hz, feature=feature, native=native)
 
@@ -517,7 +537,8 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         `save_to_disk` go by names, and copy no array; whoever loads what was saved has the caches
         at the same paths, and imports `featcache.interop.hf_dataset` first. `map` and `filter` with
         `input_columns=` read no other column; a function of `map` that reads a feature makes it a
-        column of arrays, unless `remove_columns=` names it.
+        column of arrays, unless `remove_columns=` names it. Of a mix it has each of its rows once,
+        without the plan, which the log tells: `select` takes the rows of an epoch, `epoch_rows`.
 
         Args:
             features: names of features; None: all.
@@ -535,6 +556,8 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         >>> dataset[0]["text"], dataset[0]["length"], dataset[0]["fbank"].shape
         ('one', 5, (5, 3))
         """
+        rows = "dataset.select(table.epoch_rows(0)[:]) has those of epoch 0"
+        self._tell_unplanned("to_hf_dataset", rows)
         return get_toolkit("to_hf_dataset")(self.table, features, length=length)
 
     def to_kaldi(self, directory: str | os.PathLike[str], *, feature: str | None = None) -> None:
@@ -564,6 +587,11 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         'u1 5,3\\n'
         """
         get_toolkit("to_kaldi")(self.table, directory, feature=feature)
+
+    def _tell_unplanned(self, what: str, advice: str) -> None:
+        """Warn of a mix that is handed to a library which knows nothing of its plan."""
+        if self.plan is not None:
+            _log.warning("%s gives each row of a mix once, without its plan; %s", what, advice)
 
     @property
     def digest(self) -> str:

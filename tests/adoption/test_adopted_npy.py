@@ -226,3 +226,15 @@ def test_any_header_is_read_or_refused(noise: bytes, at: int, size: int) -> None
                     "the file",
                 )
                 assert found.offset + found.nbytes == total
+
+
+def test_a_pattern_with_a_suffix_is_told_without_it(tmp_path: Path) -> None:
+    arrays = some_arrays()
+    for name in ("mel", "pitch"):
+        save_all(tmp_path / "a" / name, arrays)
+    with pytest.raises(AdoptionError, match=r"without their suffix: pattern='\{feature\}/\{id\}'"):
+        featcache.adopt(tmp_path / "a", tmp_path / "cache", pattern="{feature}/{id}.npy")
+    with pytest.raises(AdoptionError, match=r"no array called like '\{feature\}-\{id\}.npy'$"):
+        featcache.adopt(tmp_path / "a", tmp_path / "cache", pattern="{feature}-{id}.npy")
+    cache = featcache.adopt(tmp_path / "a", tmp_path / "cache", pattern="{feature}/{id}")
+    assert {*cache.features} == {"mel", "pitch"}

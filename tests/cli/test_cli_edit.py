@@ -134,7 +134,7 @@ def test_stores_of_others_are_adopted_converted_and_estimated(tmp_path: Path) ->
     assert declared["bytes"] == pytest.approx(
         sum(a.nbytes for a in arrays.values()), rel=0.2, abs=5e4
     )
-    assert {"largest_error", "rms_error", "cosine", "read_gb_s"} <= {*declared}
+    assert {"largest_error", "rms_error", "rms_of_std", "cosine", "read_gb_s"} <= {*declared}
     assert "feats as float" in told["advice"]
     shown = run("estimate", tmp_path / "b").out
     assert "as declared" in shown

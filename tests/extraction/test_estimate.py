@@ -11,6 +11,7 @@ from convert_helpers import KINDS, make_source
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
+from featcache.extraction.estimate import Estimate, StorageEstimate
 
 
 def size_of(path: Path) -> int:
@@ -105,10 +106,51 @@ def test_each_way_tells_what_comes_back_and_how_fast(
         assert row.largest_error == np.abs(apart).max()
         assert row.rms_error == pytest.approx(np.sqrt((apart**2).mean()))
         assert row.cosine == pytest.approx(min(cosines), abs=1e-12)
+        std = np.concatenate([a for a, _ in pairs]).std(axis=0)
+        assert row.rms_of_std == pytest.approx(np.sqrt(((apart / std) ** 2).mean()))
     best = min((row for row in told.rows if row.cosine >= 0.9999), key=lambda row: row.nbytes)
     assert f"fbank as {best.dtype} {best.codec} in {best.backend}, 0." in told.advice
     assert str(told).endswith(told.advice)
     assert "\n" not in told.advice
+
+
+def test_precision_that_takes_much_of_the_spread_is_not_advised(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    features = [
+        FeatureStorageConfig("far"),
+        FeatureStorageConfig("still"),
+        FeatureStorageConfig("x", time_axis=None),
+    ]
+    with CacheWriter(tmp_path / "a", features) as writer:
+        for number in range(20):
+            near = random.standard_normal((100, 40)).astype(np.float32)
+            still = near.copy()
+            still[:, 7] = 0.1  # a dimension that is constant tells nothing
+            arrays = {"far": 1000 + near, "still": still, "x": 1000 + near[:50].ravel()}
+            writer.write(f"utt-{number}", arrays)
+    told = featcache.inspect.estimate(tmp_path / "a")
+    ways = {(row.feature, row.backend, row.codec, row.dtype): row for row in told.rows}
+    for name in ("far", "x"):
+        assert ways[name, "memmap", "raw", "float16"].cosine > 0.9999
+        assert 0.1 < ways[name, "memmap", "raw", "float16"].rms_of_std < 0.2
+        assert f"{name} as float32 " in told.advice
+    assert 0 < ways["still", "memmap", "raw", "float16"].rms_of_std < 0.001
+
+
+def test_a_way_that_is_a_little_slower_than_the_limit_is_advised_as_before() -> None:
+    def advice(gb_s: float) -> str:
+        ways = [
+            StorageEstimate("f", "memmap", "raw", "float32", 100, 1, declared=True, read_gb_s=1.6),
+            StorageEstimate("f", "memmap", "raw", "float16", 50, 1, read_gb_s=1.4),
+            StorageEstimate("f", "memmap", "int8", "float32", 26, 1, read_gb_s=gb_s),
+            StorageEstimate("f", "hdf5", "gzip", "float16", 20, 1, read_gb_s=0.1),
+        ]
+        told = Estimate(utterances=1, frames={"f": 1}, nbytes=100, hours=1, rows=tuple(ways))
+        return told.advice
+
+    for gb_s in (2.0, 0.54, 0.52, 0.4):
+        assert "f as float32 int8 in memmap, 0.26 of the bytes" in advice(gb_s)
+    assert "f as float16 raw in memmap, 0.50 of the bytes" in advice(0.1)
 
 
 def test_numbers_that_are_not_finite_come_back_as_they_are(tmp_path: Path) -> None:

@@ -223,9 +223,45 @@ def test_columns_that_are_no_arrays_are_refused(
         from_hf_dataset(dataset, tmp_path, [FeatureStorageConfig("f")])
 
 
+def test_data_sets_that_hold_no_arrays_of_a_split_get_the_way_to_store_them(
+    cache: featcache.Cache, tmp_path: Path
+) -> None:
+    declared = [FeatureStorageConfig("fbank")]
+    named = cache.to_hf_dataset().select(range(3))
+    with pytest.raises(
+        ConfigError, match=r"convert\(featcache.open\(...\).select\(dataset\['id'\]"
+    ):
+        from_hf_dataset(named, tmp_path / "named", declared)
+    view = featcache.open(cache.path).select(named["id"])
+    assert len(featcache.convert(view, tmp_path / "stored", progressbar=False)) == 3
+    rows = {"id": ["a"], "fbank": [[[1.0, 2.0]]]}
+    stream = datasets.Dataset.from_dict(rows).to_iterable_dataset()
+    with pytest.raises(ConfigError, match="not a IterableDataset, whose rows come one") as refused:
+        from_hf_dataset(stream, tmp_path / "streamed", declared)
+    line = str(refused.value).partition("one by one: ")[2]
+    names = {"featcache": featcache, "path": tmp_path / "streamed", "features": declared}
+    exec(line, {**names, "dataset": stream})  # as it is typed
+    assert featcache.open(tmp_path / "streamed").read("a", "fbank").tolist() == [[1, 2]]
+
+
 def test_splits_and_columns_that_are_not_there_are_refused(tmp_path: Path) -> None:
     dataset = datasets.Dataset.from_dict({"fbank": [[[1.0]]]})
-    with pytest.raises(ConfigError, match=r"one split is stored.*DatasetDict"):
+    with pytest.raises(ConfigError, match=r"one split is stored.*DatasetDict; give .*dataset\['"):
         from_hf_dataset(datasets.DatasetDict(train=dataset), tmp_path, [FeatureStorageConfig("f")])
     with pytest.raises(ConfigError, match=r"no column 'fbnk'.*'fbank'"):
         from_hf_dataset(dataset, tmp_path, [FeatureStorageConfig("fbnk")])
+
+
+def test_a_mix_is_given_without_its_plan_which_the_log_tells(
+    cache: featcache.Cache, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = cache.split({"a": 0.5, "b": 0.5}, seed=1)
+    mixed = featcache.mix(parts, weights={"a": 3, "b": 1}, epoch_size=16)
+    dataset = mixed.to_hf_dataset("fbank")
+    assert len(dataset) == len(mixed)
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert "each row of a mix once, without its plan" in told
+    assert "dataset.select(table.epoch_rows(0)[:])" in told
+    epoch = dataset.select(mixed.epoch_rows(0)[:])
+    assert sorted(epoch["source"]) == ["a"] * 12 + ["b"] * 4
+    assert_rows(epoch, cache)

@@ -214,3 +214,13 @@ for cut in lhotse.CutSet.from_file({str(tmp_path / "cuts.jsonl")!r}):
 """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert [*map(int, done.stdout.split())] == cache.lengths("fbank").tolist()
+
+
+def test_a_mix_is_given_without_its_plan_which_the_log_tells(
+    cache: featcache.Cache, caplog: pytest.LogCaptureFixture
+) -> None:
+    mixed = featcache.mix(cache.split({"a": 0.5, "b": 0.5}, seed=1), weights={"a": 3, "b": 1})
+    cuts = mixed.to_cuts(sample_rate_hz=16000, feature="fbank")
+    assert len(cuts) == len(mixed)
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert "to_cuts gives each row of a mix once, without its plan" in told
