@@ -402,7 +402,7 @@ class _Shapes:
             if len(self._alone) == _MOST_SHAPES:
                 self._alone.clear()
             try:
-                # a model may have a length, 0
+                # not `or`: a compiled model that has no length of its own is neither true nor false
                 found = self._run(model if self._copy is None else self._copy, call, [row], length)
             except Exception as error:
                 raise FeatureError(
