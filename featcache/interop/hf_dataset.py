@@ -162,22 +162,11 @@ def from_hf_dataset(
     [[3.0, 4.0], [5.0, 6.0]]
     """
     declared = by_name(features)
-    if not isinstance(dataset, datasets.Dataset):
-        raise ConfigError(
-            f"one split is stored, a datasets.Dataset, not a {type(dataset).__name__}"
-            f"{_way_of_other(dataset, [*declared])}"
-        )
+    _refuse_others(dataset, [*declared])
     known = dataset.column_names
     for name in (*declared, *(annotations or ()), *(() if id is None else (id,))):
         if name not in known:
             raise ConfigError(f"the data set has no column {name!r}; {nearest(name, known)}")
-    for name in declared:
-        if isinstance(dataset.features[name], CachedArray):
-            raise ConfigError(
-                f"column {name!r} names arrays that lie in caches, and has none of its own: store "
-                "its rows by featcache.convert(featcache.open(...).select(dataset['id']), path), "
-                "with the cache that to_hf_dataset was called on"
-            )
     column = "id" if id is None and "id" in known else id
     others = {*declared, column}
     told = [n for n in known if n not in others and _is_told(dataset.features[n])]
@@ -197,13 +186,29 @@ def from_hf_dataset(
     return open_cache(path)
 
 
+def _refuse_others(dataset: object, names: Sequence[str]) -> None:
+    """Raise `ConfigError` for what is no split, or holds no arrays, with the way to store it."""
+    if not isinstance(dataset, datasets.Dataset):
+        raise ConfigError(
+            f"one split is stored, a datasets.Dataset, not a {type(dataset).__name__}"
+            f"{_way_of_other(dataset, names)}"
+        )
+    for name in names:
+        if isinstance(dataset.features.get(name), CachedArray):
+            raise ConfigError(
+                f"column {name!r} names arrays that lie in caches, and has none of its own: store "
+                "its rows by featcache.convert(featcache.open(...).select(dataset['id']), path), "
+                "with the cache that to_hf_dataset was called on"
+            )
+
+
 def _way_of_other(dataset: object, names: Sequence[str]) -> str:
     """Say, as the end of a message, how other data sets than those of one split are stored."""
     if isinstance(dataset, Mapping) and dataset:
         return f"; give one of them, dataset[{next(iter(dataset))!r}]"
     if not isinstance(dataset, datasets.IterableDataset):
         return ""
-    arrays = ", ".join(f"{name!r}: row[{name!r}]" for name in names)
+    arrays = ", ".join(f"{name!r}: np.array(row[{name!r}])" for name in names)
     return (
         ", whose rows come one by one: with featcache.CacheWriter(path, features) as writer: "
         f"[writer.write(row['id'], {{{arrays}}}) for row in dataset]"

@@ -239,7 +239,7 @@ def test_data_sets_that_hold_no_arrays_of_a_split_get_the_way_to_store_them(
     with pytest.raises(ConfigError, match="not a IterableDataset, whose rows come one") as refused:
         from_hf_dataset(stream, tmp_path / "streamed", declared)
     line = str(refused.value).partition("one by one: ")[2]
-    names = {"featcache": featcache, "path": tmp_path / "streamed", "features": declared}
+    names = {"featcache": featcache, "np": np, "path": tmp_path / "streamed", "features": declared}
     exec(line, {**names, "dataset": stream})  # as it is typed
     assert featcache.open(tmp_path / "streamed").read("a", "fbank").tolist() == [[1, 2]]
 
