@@ -76,7 +76,7 @@ class _Kept:
         self._files.done(self, self._data if error is None else error)
 
     def let_go(self, found: memoryview | BaseException) -> None:
-        """Let those go on who wait, unless they were let go before."""
+        """Wake those who wait, unless that was done before."""
         if self._turn.acquire(blocking=False):
             self._found = found
             self._is_there.release()
@@ -323,7 +323,7 @@ class RemoteFiles:
             self._pages.write_soon(key, kept.request.begin, data, kept.written)
 
     def done(self, kept: _Kept, found: memoryview | BaseException) -> None:
-        """Let those go on who wait for bytes."""
+        """Wake those who wait for bytes."""
         self._of(kept.request.file).remove(kept)
         if isinstance(found, BaseException):
             self._under_way.clear()  # who reads on asks anew: others may fail for the same cause

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -44,10 +46,11 @@ def test_a_table_with_more_features_is_mixed_without_them(
     less: featcache.Cache, more: featcache.Cache
 ) -> None:
     line = r"take those of both, of each: .select_features\(\['fbank'\]\)"
-    for refused in (
-        lambda: featcache.concat(less, more),
-        lambda: featcache.mix({"less": less, "more": more}),
-    ):
+    both: tuple[Callable[[], object], ...] = (
+        partial(featcache.concat, less, more),
+        partial(featcache.mix, {"less": less, "more": more}),
+    )
+    for refused in both:
         with pytest.raises(ConfigError, match=line):
             refused()
     view = more.select_features("fbank")
@@ -66,11 +69,12 @@ def test_a_view_with_fewer_features_has_nothing_of_the_others(more: featcache.Ca
         assert table.features == ("fbank",)
         np.testing.assert_array_equal(table.read("u12", "fbank"), arrays_of(12)["fbank"])
         assert {*table["u12"]} == {"fbank"}
-        for ask in (
-            lambda table=table: table.read("u12", "units"),
-            lambda table=table: table.stats("units"),
-            lambda table=table: table.lengths("units"),
-        ):
+        asks: tuple[Callable[[], object], ...] = (
+            partial(table.read, "u12", "units"),
+            partial(table.stats, "units"),
+            partial(table.lengths, "units"),
+        )
+        for ask in asks:
             with pytest.raises(KeyNotFoundError, match=r"no feature 'units'.*fbank"):
                 ask()
     assert {*FeatureDataset(view)[0]} == {"id", "fbank", "fbank_lengths"}
