@@ -81,7 +81,7 @@ class Generations:
     @property
     def impatient(self) -> RemoteOptions:
         """The same, which waits shortly for what stalls."""
-        return replace(self.proxied, timeout_s=0.3, retry_s=3.0)
+        return replace(self.proxied, timeout_s=0.6, retry_s=15.0)
 
     def url(self, name: str) -> str:
         """Return a URL where the old generation is."""
