@@ -593,7 +593,7 @@ def convert(
     safetensors, Parquet, HuggingFace's data sets, LMDB, HDF5 whose chunks cut frames; see
     `docs/guides/converting.md`. Each process opens the source itself. Files such as `.ark.gz` and
     `.tar.gz` are unpacked first, which takes room at `dst`. What neither does, load yourself, and
-    give the arrays as a mapping of ids.
+    give the arrays as a mapping of ids, or as pairs.
 
     Returns the new cache. One that is not complete stays so.
 
@@ -601,7 +601,8 @@ def convert(
         src: a cache or its path; a view, segments or caches put together, whose rows become
             utterances; or a file or folder of features that others wrote; or a mapping: of an id,
             an array or a tensor, or several by feature, beside texts and numbers. It is asked for
-            each value three times, so it may load them when asked.
+            each value three times, so it may load them when asked. Or such pairs, as `dict` takes
+            them, of which no two may have one id.
         dst: the directory of the new cache.
         features: names of features that stay as they are declared, and declarations of those that
             change; `frame_s` and `dims` need not be said again. None: all as they are.

@@ -65,7 +65,7 @@ from featcache.tables import FeatureTable
 
 MAPPING = "mapping"
 Arrays = Mapping[str, object]  # of an id: an array or a tensor, or such by feature
-Source = FeatureTable | CachePath | Arrays
+Source = FeatureTable | CachePath | Arrays | Iterable[tuple[str, object]]
 _OPTIONS = ("feature", "pattern", "time_axis")
 
 
@@ -244,16 +244,18 @@ def opened_source(
     Raises `AdoptionError` for a source that neither can be adopted nor read.
     """
     check_settings(settings)
+    if isinstance(source, list | tuple | Iterator):
+        source = _by_id(source)
     if isinstance(source, Mapping) and not isinstance(source, FeatureTable):
-        given = _options(settings)
-        opening = partial(_in_memory, source, given)
+        opening = partial(_in_memory, source, _options(settings))
         with _library_rows(opening, MAPPING, settings, by_pattern=True) as rows:
             yield rows
         return
     remote = _remote(settings)
-    foreign = foreign_source(source, remote)
+    given = cast("FeatureTable | CachePath", source)
+    foreign = foreign_source(given, remote)
     if foreign is None:
-        yield table_of(source, remote)
+        yield table_of(given, remote)
         return
     with ExitStack() as stack:
         packed = foreign
@@ -267,6 +269,26 @@ def opened_source(
             by_library = _by_library(foreign, packed, settings, error)
             opened = stack.enter_context(by_library)
         yield opened
+
+
+def _by_id(pairs: Iterable[object]) -> dict[str, object]:
+    """Return the mapping of pairs of an id and its arrays."""
+    found: dict[str, object] = {}
+    for number, pair in enumerate(pairs):
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise ConfigError(
+                f"a source is a path, a table, a mapping of ids, or pairs of an id and its arrays; "
+                f"number {number} is {type(pair).__name__}"
+            )
+        id, arrays = pair
+        if id in found:
+            of_id = [*found].index(id)
+            raise AdoptionError(
+                f"the pairs have utterance {id!r} twice: as number {of_id} and as number {number}; "
+                "take one away"
+            )
+        found[id] = arrays
+    return found
 
 
 def declarations_in(source: FeatureTable | LibraryRows) -> Declared:

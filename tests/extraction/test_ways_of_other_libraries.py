@@ -603,8 +603,8 @@ def test_shards_of_streaming_libraries_are_loaded_by_these(tmp_path: Path, door:
     spec = json.dumps([1, {"type": "builtins.dict", "context": json.dumps(["id", "feats"])}])
     chunks = {"data_format": ["str", "numpy"], "data_spec": spec}
     cases = {
-        r"\{a\['id'\]: a\['feats'\] for a in streaming\.LocalDataset": {"shards": [mds]},
-        r"a\['feats'\] for a in litdata\.StreamingDataset": {"chunks": [], "config": chunks},
+        r"\[\(a\['id'\], a\['feats'\]\) for a in streaming\.LocalDataset": {"shards": [mds]},
+        r"a\['feats'\]\) for a in litdata\.StreamingDataset": {"chunks": [], "config": chunks},
     }
     for number, (words_of, content) in enumerate(cases.items()):
         (tmp_path / str(number)).mkdir()
@@ -861,7 +861,9 @@ def test_records_of_avro_are_loaded_by_their_schema(tmp_path: Path, kind: str) -
     load = (
         r"numpy\.array\(a\['x'\]\)" if "array" in kind else r"numpy\.load\(io\.Bytes.*'float32'\)"
     )
-    line = rf"as by featcache\.convert\(\{{a\['utt_id'\]: {load} for a in fastavro\.reader\(open\("
+    line = (
+        rf"as by featcache\.convert\(\[\(a\['utt_id'\], {load}\) for a in fastavro\.reader\(open\("
+    )
     with pytest.raises(AdoptionError, match=line):
         featcache.adopt(tmp_path / "all.avro", tmp_path / "cache")
 
@@ -873,9 +875,7 @@ def test_frames_of_pandas_are_loaded_by_pandas(tmp_path: Path) -> None:
         for name in ("axis0", "axis1", "block0_items"):
             file[f"u1/{name}"] = np.arange(5)
         file["u1/block0_values"] = MEL["u1"]
-    line = (
-        r"\(a frame an utterance.*convert\(\{k\[1:\]: pandas\.read_hdf\('.*all\.h5', k\)\.to_numpy"
-    )
+    line = r"\(a frame an utterance.*convert\(\[\(k\[1:\], pandas\.read_hdf\('.*all\.h5', k\)\.to_n"
     for door in (featcache.adopt, featcache.convert):
         with pytest.raises(AdoptionError, match=line):
             door(tmp_path / "all.h5", tmp_path / "cache")

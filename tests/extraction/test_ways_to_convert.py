@@ -11,7 +11,7 @@ import re
 import sqlite3
 import struct
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 import featcache
-from featcache.errors import AdoptionError
+from featcache.errors import AdoptionError, ConfigError
 
 Arrays = Mapping[str, NDArray[Any]]
 RANDOM = np.random.default_rng(0)
@@ -197,6 +197,68 @@ def test_the_line_that_the_refusal_names_converts(
         for id, array in held.items():
             read = cache.read(id, feature)
             assert np.array_equal(read.astype(array.dtype).reshape(array.shape), array), id
+
+
+def lines_of_json(path: Path, ids: str) -> None:
+    path.write_text("".join(json.dumps({"id": id, "units": [1, 2]}) + "\n" for id in ids))
+
+
+def rows_of_csv(path: Path, ids: str) -> None:
+    path.write_text("".join(f"{id},0.5,1.5\n" for id in ids))
+
+
+def frames_of_csv(path: Path, ids: str) -> None:
+    path.write_text("utt,frame,c0,c1\n" + "".join(f"{id},{n},.5,.5\n" for id in ids for n in "01"))
+
+
+def archive_as_text(path: Path, ids: str) -> None:
+    path.write_text("".join(f"{id}  [\n  1.0 2.0 ]\n" for id in ids))
+
+
+REPEATING = [
+    (lines_of_json, ".jsonl", ("abc", "da")),
+    (lines_of_json, ".jsonl", ("abca",)),
+    (rows_of_csv, ".csv", ("abc", "da")),  # in one file they are frames
+    (frames_of_csv, ".csv", ("abc", "da")),
+    (archive_as_text, ".ark", ("abc", "da")),
+    (archive_as_text, ".ark", ("abca",)),
+]
+
+
+@pytest.mark.parametrize(("save", "end", "files"), REPEATING)
+def test_a_line_refuses_an_id_that_comes_twice(
+    tmp_path: Path, save: Callable[[Path, str], None], end: str, files: Sequence[str]
+) -> None:
+    source = tmp_path / "all"
+    source.mkdir()
+    for number, ids in enumerate(files):
+        save(source / f"{number}{end}", ids)
+    source = source if len(files) > 1 else source / f"0{end}"
+    with pytest.raises(AdoptionError, match=r"load it yourself, as by") as told:
+        featcache.convert(source, tmp_path / "cache", progressbar=False)
+    found = re.search(r"as by featcache\.convert\((.*), 'features'\)", str(told.value))
+    assert found is not None
+    modules = ("csv", "itertools", "json", "kaldiio", "numpy", "pandas", "pathlib")
+    known = {name: pytest.importorskip(name) for name in modules if f"{name}." in found[1]}
+    pairs = eval(found[1], known)  # noqa: S307
+    with pytest.raises(AdoptionError, match=r"have utterance 'a' twice: as number \d and as"):
+        featcache.convert(pairs, tmp_path / "features", progressbar=False)
+    assert not (tmp_path / "features").exists()
+
+
+def test_pairs_are_taken_as_a_mapping_is(tmp_path: Path) -> None:
+    given = {id: {"mel": array, "text": id} for id, array in MEL.items()}
+    for pairs in ([*given.items()], iter(given.items())):
+        cache = featcache.convert(pairs, tmp_path / "cache", overwrite=True, progressbar=False)
+        for id, array in MEL.items():
+            assert np.array_equal(cache.read(id, "mel"), array)
+        assert list(cache.annotation("text")) == [*given]
+    with pytest.raises(ConfigError, match="pairs of an id and its arrays; number 0 is ndarray"):
+        featcache.convert(
+            [*MEL.values()],  # type: ignore[list-item]
+            tmp_path / "other",
+            progressbar=False,
+        )
 
 
 def test_a_table_of_other_things_is_no_array(tmp_path: Path) -> None:

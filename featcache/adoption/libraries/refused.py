@@ -132,7 +132,7 @@ def _as_by(line: str) -> str:
 
 def _alone(loads: Loads, path: Path) -> str:
     """Return the expression for a source that is one file, or one folder."""
-    return loads.whole or f"{{{path.stem!r}: {loads.each}}}"
+    return _pairs(loads.whole) if loads.whole else f"{{{path.stem!r}: {loads.each}}}"
 
 
 def _told(loads: Loads, source: Path, files: Sequence[Path], packed: Path | None) -> str:
@@ -146,6 +146,8 @@ def _told(loads: Loads, source: Path, files: Sequence[Path], packed: Path | None
         line, name = _alone(loads, source), repr(str(given))
     else:
         line, name = _of_each(loads, given, f"{files[0].suffix}{end}", files, source), "p"
+        if not end:  # else it is opened
+            line = line.replace("load_ark(<path>)", "load_ark(str(<path>))")  # which takes no Path
     if end == ".gz":
         line = line.replace("(<path>, None)", f"({name}, None, compression_type='gzip')")
     if end and "<path>" in line and not any(each in line for each in _READS_FILES):
@@ -165,7 +167,21 @@ def _of_each(loads: Loads, given: Path, end: str, files: Sequence[Path], source:
     if loads.each:
         return f"{{{id}: {loads.each} for p in {some}}}"
     key = f"{id} + '-' + k" if "{n:08d}" in loads.whole else "k"
-    return f"{{{key}: v for p in {some} for k, v in {loads.whole}.items()}}"
+    pairs = _pairs(loads.whole)
+    rows = f"{pairs}.items()" if pairs == loads.whole else pairs
+    return f"[({key}, v) for p in {some} for k, v in {rows}]"
+
+
+def _pairs(whole: str) -> str:
+    """Return an expression for pairs in place of a dict, which would keep the last of equal ids."""
+    made = ast.parse(re.sub("<(path|bytes|lines)>", r"_\1_", whole), mode="eval").body
+    if isinstance(made, ast.DictComp):
+        key, value = (ast.get_source_segment(whole, each) for each in (made.key, made.value))
+        behind = whole.encode()[made.value.end_col_offset : -1].decode()
+        return f"[({key}, {value}){behind}]"
+    if isinstance(made, ast.Call) and ast.unparse(made.func) == "dict":
+        return f"[*{ast.get_source_segment(whole, made.args[0])}]"  # all, so that files are closed
+    return whole
 
 
 def _filled(expression: str, path: str, opens: str = "") -> str:
