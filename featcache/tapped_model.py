@@ -274,9 +274,14 @@ def _outputs(
 
 
 def _tensors(value: object) -> Iterator[Tensor]:
-    """Yield the tensors in what a module returns: a tuple, a dict, an output of transformers."""
+    """Yield the tensors in what a module returns: a tuple, a dict, an output of transformers.
+
+    A packed sequence, as an LSTM's, is yielded padded.
+    """
     if isinstance(value, Tensor):
         yield value
+    elif isinstance(value, nn.utils.rnn.PackedSequence):
+        yield nn.utils.rnn.pad_packed_sequence(value, batch_first=True)[0]
     elif isinstance(value, Mapping | list | tuple):
         for each in value.values() if isinstance(value, Mapping) else value:
             yield from _tensors(each)

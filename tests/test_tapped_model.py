@@ -330,6 +330,24 @@ def test_lengths_that_a_model_is_given_follow_those_that_are_measured(kind: Any)
         assert [len(item["out"]) for item in items] == given  # type: ignore[arg-type]
 
 
+def test_a_packed_output_is_padded() -> None:
+    model, inputs = Recurrent(), torch.randn(3, 40, 4)
+    for given in ([40, 30, 7], [25, 40, 1]):
+        lengths, features = featcache.taps(model, ["out", "rnn"])(inputs, given, lens=given)
+        assert lengths == {"out": given, "rnn": given}
+        for row, length in enumerate(given):
+            alone, _ = model.rnn(inputs[row : row + 1, :length])
+            torch.testing.assert_close(features["rnn"][row, :length], alone[0])
+
+
+def test_an_output_of_one_size_for_all_lengths_has_no_lengths() -> None:
+    pooled = Around(lambda x: x[:, :2].mean(1, keepdim=True).expand(-1, 8, -1))
+    lengths, features = featcache.taps(pooled, ["tap"])(torch.ones(2, 9, 4), [9, 5])
+    assert lengths == {"tap": None}
+    items = featcache.unpad(["a", "b"], lengths, features)
+    assert [item["tap"].shape for item in items] == [(8, 4)] * 2  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("lengths", [None, [100, 80]])
 def test_outputs_that_follow_other_numbers_than_the_lengths_are_refused(lengths: Any) -> None:
     tapped = featcache.taps(Recurrent(), ["out"])
