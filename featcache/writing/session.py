@@ -284,9 +284,9 @@ def start(held: HeldCache, content: Mapping[str, object], overwrite: bool) -> No
     if changed and stored and not overwrite:
         raise StaleCacheError(
             f"cache {str(path)!r} was made from something else than is declared now:"
-            f"{indented(changed)}\n"
-            f"{_cure(manifest, content, changed)}overwrite it (overwrite=True), or give "
-            "another directory"
+            f"{indented(changed)}",
+            cure=f"{_cure(manifest, content, changed)}overwrite it (overwrite=True), or give "
+            "another directory",
         )
     if overwrite and stored:
         after = manifest.overwritten(content)
