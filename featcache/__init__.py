@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from featcache import registry as registry
     from featcache import samplers as samplers
     from featcache import testing as testing
+    from featcache import transfer as transfer
     from featcache import workers as workers
     from featcache.adoption.adopt import adopt as adopt
     from featcache.brain import FeatureCacheMixin as FeatureCacheMixin
@@ -76,7 +77,7 @@ _HOMES = {
     "unpad": "featcache.extraction.unpad",
     "utterances": "featcache.interop.utterances",
 }
-_MODULES = ("espnet", "inspect", "registry", "samplers", "testing", "workers")
+_MODULES = ("espnet", "inspect", "registry", "samplers", "testing", "transfer", "workers")
 
 _ERRORS = ("FeatcacheError", "KeyNotFoundError", "StaleCacheError")
 

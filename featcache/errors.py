@@ -135,7 +135,16 @@ class CorruptCacheError(CacheError):
 
 
 class StaleCacheError(CacheError):
-    """The cache was made from something else than what is declared now."""
+    """The cache was made from something else than what is declared now.
+
+    Args:
+        message: in what it differs.
+        cure: the last line of the text: what to do.
+    """
+
+    def __init__(self, message: str = "", *, cure: str = "") -> None:
+        super().__init__(f"{message}\n{cure}" if cure else message)
+        self.message, self.cure = message, cure
 
 
 class CacheLockedError(CacheError):

@@ -70,14 +70,6 @@ class FeatureStats:
         vars(self).update(count=int(self.count), mean=mean, m2=m2)
 
     @classmethod
-    def _made(cls, count: int, mean: NDArray[np.float64], m2: NDArray[np.float64]) -> FeatureStats:
-        """Make one of arrays of its own, unchecked."""
-        made = object.__new__(cls)
-        mean.flags.writeable = m2.flags.writeable = False
-        vars(made).update(count=count, mean=mean, m2=m2)
-        return made
-
-    @classmethod
     def empty(cls, dims: tuple[int, ...]) -> FeatureStats:
         """Start with no frames; `dims` is the shape of one frame.
 
@@ -123,7 +115,7 @@ class FeatureStats:
             m2 = squares - of_mean
             if not np.logical_and.reduce(of_mean <= _NEAR * m2):
                 return None
-        return cls._made(len(array), mean.reshape(array.shape[1:]), m2.reshape(array.shape[1:]))
+        return cls(len(array), mean.reshape(array.shape[1:]), m2.reshape(array.shape[1:]))
 
     @classmethod
     def _of_block(cls, block: Array) -> FeatureStats:
@@ -133,7 +125,7 @@ class FeatureStats:
             values -= mean  # squares of values far from zero would swallow the variance
             np.multiply(values, values, out=values)
             m2 = _summed(values)
-        return cls._made(len(block), mean.reshape(block.shape[1:]), m2.reshape(block.shape[1:]))
+        return cls(len(block), mean.reshape(block.shape[1:]), m2.reshape(block.shape[1:]))
 
     def merge(self, other: FeatureStats) -> FeatureStats:
         """Return the statistics of the frames of both."""
@@ -150,7 +142,7 @@ class FeatureStats:
             delta = other.mean - self.mean
             mean = self.mean + delta * (other.count / count)
             m2 = self.m2 + other.m2 + delta * delta * (self.count * other.count / count)
-        return FeatureStats._made(count, np.asarray(mean), np.asarray(m2))
+        return FeatureStats(count, mean, m2)
 
     def merge_all(self, others: Iterable[FeatureStats]) -> FeatureStats:
         """Return the statistics of the frames of all, to the bit as `merge` by one after the other.
@@ -162,7 +154,7 @@ class FeatureStats:
         with _nan_and_infinity_allowed():
             for other in others:
                 if mean.shape != other.mean.shape or not count or not other.count:
-                    merged = FeatureStats._made(count, mean, m2).merge(other)
+                    merged = FeatureStats(count, mean, m2).merge(other)
                     count, mean, m2 = merged.count, merged.mean.copy(), merged.m2.copy()
                     continue
                 total = count + other.count
@@ -173,7 +165,7 @@ class FeatureStats:
                 delta *= count * other.count / total
                 m2 += delta
                 count = total
-        return FeatureStats._made(count, mean, m2)
+        return FeatureStats(count, mean, m2)
 
     def without(self, other: FeatureStats) -> FeatureStats | None:
         """Return the statistics of all frames but those of `other`; None if digits would be lost.
@@ -197,7 +189,7 @@ class FeatureStats:
             kept |= (self.m2 == 0) & (other.m2 == 0) & (mean == self.mean)  # it never changes
             if not np.all(kept):  # also where NaN is among them
                 return None
-        return FeatureStats._made(count, np.asarray(mean), np.asarray(m2))
+        return FeatureStats(count, mean, m2)
 
     @property
     def is_finite(self) -> bool:

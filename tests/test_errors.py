@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,13 @@ from store_helpers import arrays_of, id_of, make_cache, two_features
 
 import featcache
 from featcache import CacheWriter, FeatureStorage, FeatureStorageConfig
-from featcache.errors import ConfigError, FeatcacheError, UnknownNameError, nearest
+from featcache.errors import (
+    ConfigError,
+    FeatcacheError,
+    StaleCacheError,
+    UnknownNameError,
+    nearest,
+)
 
 WITHOUT = """
 import sys
@@ -209,3 +216,15 @@ def test_attached_readers_provide_features_by_id_and_clashes_are_refused(tmp_pat
 
 def test_the_libraries_that_are_blocked_here_are_installed() -> None:
     assert all(importlib.util.find_spec(name) for name in ("h5py", "lilcom"))
+
+
+def test_a_stale_cache_tells_what_differs_and_what_to_do_apart(tmp_path: Path) -> None:
+    make_cache(tmp_path, range(1))
+    with pytest.raises(StaleCacheError) as told:
+        CacheWriter(tmp_path, two_features(), {"model": "another"})
+    again = pickle.loads(pickle.dumps(told.value))  # noqa: S301
+    for error in (told.value, again):
+        assert str(error) == f"{error.message}\n{error.cure}"
+        assert "model" in error.message
+        assert "overwrite=True" in error.cure
+    assert StaleCacheError("it is").cure == ""

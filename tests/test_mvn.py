@@ -9,9 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from featcache import GlobalMVN
+from featcache import FeatureStats, GlobalMVN
 from featcache.errors import FeatureError
-from featcache.stats import FeatureStats
 
 FRAMES = (
     np.random.default_rng(0)

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from numpy.typing import NDArray
 
+from featcache import FeatureStats
 from featcache.errors import CorruptCacheError, FeatureError
-from featcache.stats import FeatureStats
 
 Float64 = NDArray[np.float64]
 

@@ -108,7 +108,7 @@ class Names:
         return found
 
     def _bare(self, names: Sequence[str]) -> str:
-        """Say, as the end of a message, that the pattern has a suffix, which names lack."""
+        """Return the end of a message where the pattern has a suffix, which names lack."""
         bare = re.sub(r"\.\w+$", "", self.pattern)
         if bare == self.pattern or not any(map(Names(Options(self.feature, bare)).match, names)):
             return ""

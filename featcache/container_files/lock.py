@@ -141,7 +141,7 @@ def holder_text(directory: Path) -> str:
 
 
 def at_work(directory: Path) -> str:
-    """Say, as part of a message, that a process is writing; "" where none seems to be."""
+    """Return a part of a message: who is writing; "" where nobody seems to be."""
     found = holder(directory)
     if found is None or not may_live(found):
         return ""

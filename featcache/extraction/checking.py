@@ -382,15 +382,14 @@ class Checking:
     def explained(self, error: StaleCacheError) -> StaleCacheError:
         """Return the error of another fingerprint, with what the probe and the record say to it."""
         changed, comparison = changed_fields(self._to, self.fingerprint), self._now.comparison
-        if not changed:  # it is about utterances
+        if not (changed and error.cure):  # it is about utterances
             return error
-        unlike, _, cure = str(error).rpartition("\n")
-        told = () if comparison is None else comparison.told()
-        lines = [unlike, *(f"  {line}" for line in told), *self._record.since()]
+        told, cure = () if comparison is None else comparison.told(), error.cure
+        lines = [error.message + indented(told), *self._record.since()]
         if may_be_accepted(changed, comparison):
             lines += [f"  {line}" for line in self._record.changed_code()]
             cure = f"{cure}; {OFFER}"
-        return StaleCacheError("\n".join([*lines, cure]))
+        return StaleCacheError("\n".join(lines), cure=cure)
 
     def keep(self, writer: CacheWriter) -> None:
         """Keep the probe with a cache that is begun, and look at its utterances as one batch."""
@@ -460,7 +459,7 @@ class Checking:
         declared = cache_fingerprint(self._to.features, self.fingerprint)
         if changed := differences(cache.fingerprint, declared):
             text = f"cache {str(cache.path)!r} was made from something else than there is now:"
-            raise self.explained(StaleCacheError(f"{text}{indented(changed)}\n{_CURE}"))
+            raise self.explained(StaleCacheError(f"{text}{indented(changed)}", cure=_CURE))
         self.admit((), cache)
         self.end(cache)
 
@@ -497,7 +496,7 @@ class Checking:
     def _stale(self, lines: Sequence[str]) -> StaleCacheError:
         cache = f"cache {str(self._to.path)!r}"
         text = f"{cache} was made from something else than there is now:{indented(lines)}"
-        return StaleCacheError("\n".join([text, *self._record.since(), _CURE]))
+        return StaleCacheError("\n".join([text, *self._record.since()]), cure=_CURE)
 
     def _is_complete(self) -> bool:
         # without rows, all has failed

@@ -66,27 +66,27 @@ class WhileFilling:
 
     @property
     def is_over(self) -> bool:
-        """True once something has changed: nothing more is computed."""
+        """Whether something has changed: then nothing more is computed."""
         return bool(self._refused)
 
     @property
     def is_in_doubt(self) -> bool:
-        """True if it was seen so late that what is not committed may be of the second state."""
+        """Whether it was seen so late that what is not committed may be of the second state."""
         return self._is_in_doubt
 
     @property
     def is_undecided(self) -> bool:
-        """True if the last `check` failed, or was interrupted, before it had compared all."""
+        """Whether the last `check` failed, or was interrupted, before it had compared all."""
         return self._is_undecided
 
     @property
     def is_sure(self) -> bool:
-        """True if what was computed so far may be stored."""
+        """Whether what was computed so far may be stored."""
         return not (self._refused or self._unsure)
 
     @property
     def is_same(self) -> bool:
-        """True if nothing has changed that is quickly compared."""
+        """Whether nothing has changed that is quickly compared."""
         return not self._refused and self._compare()
 
     def begin(self) -> None:

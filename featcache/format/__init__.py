@@ -1,4 +1,4 @@
-"""A cache on disk, both ways: bytes to values and back."""
+"""A cache on disk, both ways: bytes to values and back; states of a build, fingerprints."""
 
 from featcache.format.annotation_columns import (
     PREFIX,

@@ -87,6 +87,7 @@ class Taken:
 
 Stored = Numbers | Lists | Strings | Codes
 Body = Stored | Taken
+SharedColumns = Mapping[str, SharedArray[Any]]  # as `Column.arrays`, in files of memory
 
 
 class Column(Sequence[Value | None]):
@@ -104,11 +105,19 @@ class Column(Sequence[Value | None]):
     ('1089', 'str')
     """
 
-    def __init__(self, kind: str, body: Body, null: Bytes | None = None, name: str = "") -> None:
+    def __init__(
+        self,
+        kind: str,
+        body: Body,
+        null: Bytes | None = None,
+        name: str = "",
+        shared: SharedColumns | None = None,
+    ) -> None:
         self.kind = kind
         self.name = name
         self._body = body
         self._null = null  # 1 where a value is missing
+        self._known_shared = shared
 
     @classmethod
     def of(cls, values: Sequence[Value | None], kind: str, name: str = "") -> Column:
@@ -160,8 +169,14 @@ class Column(Sequence[Value | None]):
         return cls(kind, Taken(int(starts[-1]), taken, has_missing), None, name)
 
     @classmethod
-    def of_arrays(cls, kind: str, arrays: Mapping[str, Numbers], name: str = "") -> Column:
-        """Make a column of what `arrays` gave."""
+    def of_arrays(
+        cls,
+        kind: str,
+        arrays: Mapping[str, Numbers],
+        name: str = "",
+        shared: SharedColumns | None = None,
+    ) -> Column:
+        """Make a column of what `arrays` gave, and the files that they share, if there are any."""
         body: Stored
         if kind == "str":
             texts = Strings(arrays["ends"], arrays["bytes"])
@@ -170,7 +185,7 @@ class Column(Sequence[Value | None]):
             body = Lists(arrays["ends"], arrays["values"])
         else:
             body = arrays["values"]
-        return cls(kind, body, arrays.get("null"), name)
+        return cls(kind, body, arrays.get("null"), name, shared)
 
     def arrays(self) -> dict[str, Array]:
         """Return the arrays of all values, by what follows the name in a file of columns."""
@@ -242,7 +257,9 @@ class Column(Sequence[Value | None]):
         return _unpickled, (self.kind, self._shared, self.name)
 
     @cached_property
-    def _shared(self) -> dict[str, SharedArray[Any]]:
+    def _shared(self) -> SharedColumns:
+        if self._known_shared is not None:
+            return self._known_shared
         return {what: SharedArray(array) for what, array in self.arrays().items()}
 
     @cached_property
@@ -270,7 +287,7 @@ class Column(Sequence[Value | None]):
 
     @property
     def missing(self) -> Bools:
-        """True for the rows without a value."""
+        """Whether each row is without a value."""
         null = self.stored()[1]
         return np.zeros(len(self), bool) if null is None else null != 0
 
@@ -364,10 +381,9 @@ class Column(Sequence[Value | None]):
             raise ConfigError(f"annotation {self.name!r} is a list of numbers, which has no order")
 
 
-def _unpickled(kind: str, shared: Mapping[str, SharedArray[Any]], name: str) -> Column:
-    column = Column.of_arrays(kind, {what: each.values for what, each in shared.items()}, name)
-    column._shared = dict(shared)  # noqa: SLF001  # so that a pickle of it has the same files
-    return column
+def _unpickled(kind: str, shared: SharedColumns, name: str) -> Column:
+    arrays = {what: each.values for what, each in shared.items()}
+    return Column.of_arrays(kind, arrays, name, shared)
 
 
 def _values(body: Stored, rows: slice, kind: str) -> list[Value | None]:

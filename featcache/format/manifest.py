@@ -104,7 +104,7 @@ class PartEntry:
 
     @property
     def is_collected(self) -> bool:
-        """True if checksums and statistics are there."""
+        """Whether checksums and statistics are there."""
         return self.adopted is None or self.adopted.collected
 
     @property
@@ -397,7 +397,7 @@ class Manifest:
 
     @property
     def is_collected(self) -> bool:
-        """True if the checksums and statistics of all parts are there."""
+        """Whether the checksums and statistics of all parts are there."""
         return all(part.is_collected for part in self.parts)
 
     @property

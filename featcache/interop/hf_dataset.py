@@ -203,7 +203,7 @@ def _refuse_others(dataset: object, names: Sequence[str]) -> None:
 
 
 def _way_of_other(dataset: object, names: Sequence[str]) -> str:
-    """Say, as the end of a message, how other data sets than those of one split are stored."""
+    """Return the end of a message: how data sets other than those of one split are stored."""
     if isinstance(dataset, Mapping) and dataset:
         return f"; give one of them, dataset[{next(iter(dataset))!r}]"
     if not isinstance(dataset, datasets.IterableDataset):

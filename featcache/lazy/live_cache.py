@@ -134,14 +134,14 @@ def stale(
 ) -> StaleCacheError:
     """Return the error of a cache that differs from what is declared now."""
     told = [*map(str, changed), *record.since()]
-    if may_be_accepted(manifest, changed):
+    if may_compute_the_same(manifest, changed):
         told += record.changed_code()
         why = why or "if its results are the same, accept=True keeps the cache"
     text = f"cache {str(path)!r} was made from something else than is declared now:"
     return StaleCacheError(f"{text}{indented(told)}\n{CURE}{why and f'; {why}'}")
 
 
-def may_be_accepted(manifest: Manifest, changed: Sequence[Difference]) -> bool:
+def may_compute_the_same(manifest: Manifest, changed: Sequence[Difference]) -> bool:
     """Whether differences are ones of code and settings, or the cache is an adopted one."""
     if ADOPTED in manifest.fingerprint:  # nothing is known of what made it
         return not any(each.path[0] == "features" for each in changed)
@@ -176,7 +176,7 @@ def accept_if_same(
             return  # where it is another one, it is refused when it is opened
         record = made_from.record(place)
         refused = partial(stale, place, manifest, changed, record)
-        if not may_be_accepted(manifest, changed):
+        if not may_compute_the_same(manifest, changed):
             raise refused("accept=True is for code and settings alone")
         results = manifest.fingerprint.get("results")
         if not are_rules_alone(changed):
@@ -323,12 +323,12 @@ class LiveCache:
 
     @property
     def has_left(self) -> bool:
-        """True where there are parts beside the generation, of writers that live or died."""
+        """Whether there are parts beside the generation, of writers that live or died."""
         return bool(self._unpublished.parts)
 
     @property
     def is_overwritten(self) -> bool:
-        """True if somebody overwrites the cache, or has given that up: what is new waits for it."""
+        """Whether somebody overwrites the cache, or has given that up: what is new waits for it."""
         return self._shown[0].manifest.state is BuildState.ASIDE
 
     def look(self) -> None:
@@ -432,7 +432,7 @@ class StoredAgain:
     """Computes stored results again, the first ones that a process reads.
 
     Attributes:
-        is_over: True once nothing more is computed again.
+        is_over: whether nothing more is computed again.
         told: how the first one that is another now differs; empty while there is none.
     """
 

@@ -12,7 +12,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,7 @@ from featcache.lazy.arguments import Call
 from featcache.lazy.live_cache import ABSENT, CURE, LiveCache, MadeFrom, StoredAgain, TwiceComputed
 from featcache.lazy.results import Results, as_read_back, declared_for, exactly_read_back
 from featcache.writing.arrays import check_features, to_storage
-from featcache.writing.background import nothing
+from featcache.writing.background import close_at_exit
 from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.part_writer import PartWriter
 from featcache.writing.session import publish_sealed
@@ -84,7 +84,7 @@ class Claims:
 
     @property
     def closed(self) -> bool:
-        """True once all were given up."""
+        """Whether all were given up."""
         return self._file == _CLOSED
 
     def take(self, id: str) -> int | None:
@@ -232,11 +232,10 @@ class Share:
     One lock is held while anything of it changes, and while a result is computed once more in
     doubt; never while it is computed first.
 
-    Attributes:
-        forget: calls off that it is closed when the process ends.
+    It is closed when its process ends, or its owner is dropped, which it does not know.
     """
 
-    def __init__(self, plan: FillPlan) -> None:
+    def __init__(self, plan: FillPlan, owner: object) -> None:
         self._plan = plan
         self._lock = threading.RLock()
         self._live = LiveCache.opened(plan.path, plan.known_names, plan.features, plan.fingerprint)
@@ -254,7 +253,8 @@ class Share:
         self._doubted = StoredAgain() if is_to_compare else None  # of other entries than now
         self._last_miss = 0.0
         self._closed = self._told_of_overwrite = False
-        self.forget: Callable[[], object] = nothing
+        what = f"the part of {str(plan.path)!r} that is filled by reading"
+        self._forget = close_at_exit(self, what, Share.close, owner, expected=True)
 
     @property
     def written(self) -> int:
@@ -354,7 +354,7 @@ class Share:
                     claims.close()
                     self._claims = None
                 if self._part is None and not self._computing:
-                    self.forget()
+                    self._forget()
             if self._claims is None and self._may_write():
                 remove_left(self._plan.path)
 

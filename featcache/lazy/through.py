@@ -34,7 +34,6 @@ from featcache.lazy.live_cache import ABSENT, MadeFrom, accept_if_same
 from featcache.lazy.share import FillPlan, Share
 from featcache.reading import ago
 from featcache.tables import boxed, escaped, tiles
-from featcache.writing.background import close_at_exit
 
 if TYPE_CHECKING:
     from speechbrain.utils.data_pipeline import DynamicItem
@@ -217,10 +216,7 @@ class ReadThrough:
                     of_now = plan.known_names, plan.features, plan.fingerprint
                     of_call = call.id, call.compute
                     accept_if_same(plan.path, *of_now, *of_call, is_asked=plan.accept)
-                share = Share(plan)
-                what = f"the part of {str(self.path)!r} that is filled by reading"
-                share.forget = close_at_exit(share, what, Share.close, self, expected=True)
-                here.share = share
+                here.share = Share(plan, self)
             return here.share
 
 

@@ -101,7 +101,8 @@ class Position:
         self._delivered, self._told, self._ended = 0, False, False
         batches = iter(self._sampler)
         if isinstance(batches, Iteration):
-            self._iteration, batches.delivered = batches, 0
+            self._iteration = batches
+            batches.deliver(0)
         return islice(batches, self._start, None)
 
     @property
@@ -113,7 +114,7 @@ class Position:
         """Count a batch that is handed on."""
         self._delivered += 1
         if self._iteration is not None:
-            self._iteration.delivered = self._delivered
+            self._iteration.deliver(self._delivered)
 
     @property
     def step(self) -> int:
@@ -155,7 +156,7 @@ class Position:
     def end(self) -> None:
         """Note that the iteration came to its end."""
         if self._iteration is not None:
-            self._iteration.ended = True
+            self._iteration.end()
         elif not isinstance(self._sampler, SupportsState):
             self._follow()
             self._delivered, self._start = self._start + self._delivered, 0

@@ -311,23 +311,25 @@ class Prefetch(Iterator[R]):
 
     def _work(self) -> None:
         """Do what there is to do, in a thread."""
-        me = threading.get_ident()
-        while True:
-            with self._state:
-                self._at_work.discard(me)
-                self._state.notify_all()
-                slots = [] if self._is_alone else self._next_slots()
-                if not slots:
-                    self._busy -= 1
-                    return
-                self._at_work.add(me)
-                for slot in slots:
-                    slot.thread = me
-            if slots[0].job is None:
-                self._plan(slots)
-            else:
-                self._make(slots[0], slots[0].job)
-            del slots  # and keep no result
+        while self._has_done_next(threading.get_ident()):  # and kept no result
+            pass
+
+    def _has_done_next(self, me: int) -> bool:
+        with self._state:
+            self._at_work.discard(me)
+            self._state.notify_all()
+            slots = [] if self._is_alone else self._next_slots()
+            if not slots:
+                self._busy -= 1
+                return False
+            self._at_work.add(me)
+            for slot in slots:
+                slot.thread = me
+        if slots[0].job is None:
+            self._plan(slots)
+        else:
+            self._make(slots[0], slots[0].job)
+        return True
 
     def _work_here(self, slot: _Slot[R]) -> None:
         """Plan and make results in the caller's thread until one is there, or others are at all."""

@@ -357,7 +357,7 @@ class Generation:
         return KeyNotFoundError(f"no utterance {id!r} in cache {str(self.cache_path)!r}", hint=hint)
 
     def written_since(self, advice: str = "refresh() it, or open it again") -> str:
-        """Say, as the end of a message, that a newer generation is there than the one opened."""
+        """Return the end of a message where a newer generation is there than the one opened."""
         with suppress(CacheError, OSError):
             sets = [found for _, found in stored_sets(self.path)] if self.sets else []
             stored = sets or [read_manifest(self.path)]

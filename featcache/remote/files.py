@@ -204,7 +204,7 @@ class RemoteFiles:
         """
         others = self._pages.copy_known(self._keys, pieces, outs)
         nbytes = sum([piece[2] for piece in pieces]) - sum([pieces[each][2] for each in others])
-        self._requests.counts.read_bytes += nbytes
+        self._requests.count_read(nbytes)
         return others
 
     def read_many(self, pieces: Sequence[Piece], outs: Iterable[Bytes]) -> None:
@@ -223,7 +223,7 @@ class RemoteFiles:
             self.prefetch([piece for piece, _, _ in late])
             for (file, offset, _), out, lacking in late:
                 self._await(file, offset, out, lacking)
-            self._requests.counts.read_bytes += nbytes
+            self._requests.count_read(nbytes)
             begin = end
 
     def here(self, file: int, offset: int, nbytes: int) -> Bytes | None:

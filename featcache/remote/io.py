@@ -238,10 +238,14 @@ class _Threads:
 
     def _work(self) -> None:
         done = 0
-        while (job := self._next(done)) is not None:
-            job(None)
-            del job  # and keep nothing of it
+        while self._has_done_next(done):  # and kept nothing of it
             done = 1
+
+    def _has_done_next(self, done: int) -> bool:
+        job = self._next(done)
+        if job is not None:
+            job(None)
+        return job is not None
 
     def _next(self, done: int) -> _Job | None:
         with self._turn:
@@ -551,6 +555,11 @@ class Requests:
                 self._count(gets=1, nbytes=len(data))
                 self._pace.ended(len(data))
                 return answer.meta, data
+
+    def count_read(self, nbytes: int) -> None:
+        """Count bytes that were asked for, here or fetched."""
+        with self._lock:
+            self.counts.read_bytes += nbytes
 
     def _count(self, gets: int = 0, again: int = 0, hedges: int = 0, nbytes: int = 0) -> None:
         with self._lock:

@@ -75,15 +75,23 @@ class Numbering:
     """The utterances that row numbers count: rows of a table, or of arrays of lengths alone."""
 
     def __init__(
-        self, count: int, table: FeatureTable | None = None, lengths: Sequence[Ints] = ()
+        self,
+        count: int,
+        table: FeatureTable | None = None,
+        lengths: Sequence[Ints] = (),
+        *,
+        proof: tuple[object, ...] | None = None,
     ) -> None:
         self._count = count
         self._lengths = lengths
+        self._known_proof = proof
         self.table = table
 
     @cached_property
     def proof(self) -> tuple[object, ...]:
         """Digests of what is counted: whether it is a table, how many, and what of."""
+        if self._known_proof is not None:
+            return self._known_proof
         if self.table is not None:
             return True, len(self.table), self.table.digest
         return False, self._count, *map(column_digest, self._lengths)
@@ -91,9 +99,7 @@ class Numbering:
     @classmethod
     def of_proof(cls, proof: tuple[object, ...]) -> Numbering:
         """Return a numbering of which nothing but its proof is known, as in another process."""
-        numbering = cls(0)
-        numbering.proof = proof
-        return numbering
+        return cls(0, proof=proof)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Numbering.of_proof, (self.proof,)

@@ -50,8 +50,11 @@ class RankShare:
 class Iteration(Iterator[list[int] | list[str]]):
     """This rank's batches of an epoch, which may still be chosen until the first one is taken.
 
-    A loader that reads ahead sets `delivered`, and counts there the batches that it has handed on;
-    it then also sets `ended`.
+    A loader that reads ahead says what it has handed on (`deliver`), and when it comes to its end.
+
+    Attributes:
+        ended: whether it was asked for more than there is.
+        comes_again: whether `set_epoch` named its epoch anew.
     """
 
     def __init__(self, begin: Callable[[Iteration], RankShare]) -> None:
@@ -59,9 +62,9 @@ class Iteration(Iterator[list[int] | list[str]]):
         self._share: RankShare | None = None
         self._steps = 0  # of the share: asking for its length costs as much as a batch
         self._taken = 0
-        self.delivered: int | None = None
-        self.ended = False  # it was asked for more than there is
-        self.told = False  # set_epoch named its epoch anew: that epoch comes again
+        self._delivered: int | None = None
+        self.ended = False
+        self.comes_again = False
 
     def __next__(self) -> list[int] | list[str]:
         if self._share is None:
@@ -69,10 +72,22 @@ class Iteration(Iterator[list[int] | list[str]]):
             self._steps = len(self._share)
         step = self._taken
         if step == self._steps:
-            self.ended = self.ended or self.delivered is None
+            self.ended = self.ended or self._delivered is None
             raise StopIteration
         self._taken = step + 1
         return self._share[step]
+
+    def deliver(self, batches: int) -> None:
+        """Count so many batches as handed on, whatever was taken to read ahead."""
+        self._delivered = batches
+
+    def end(self) -> None:
+        """Note that all was handed on, and more asked for."""
+        self.ended = True
+
+    def come_again(self) -> None:
+        """Note that `set_epoch` named the epoch anew."""
+        self.comes_again = True
 
     @property
     def share(self) -> RankShare:
@@ -83,11 +98,11 @@ class Iteration(Iterator[list[int] | list[str]]):
     @property
     def steps(self) -> int:
         """Batches that were taken, or delivered."""
-        return self._taken if self.delivered is None else self.delivered
+        return self._taken if self._delivered is None else self._delivered
 
     @property
     def complete(self) -> bool:
-        """True once all batches were taken, or delivered."""
+        """Whether all batches were taken, or delivered."""
         return self.steps == len(self.share)
 
 
@@ -394,7 +409,7 @@ class EpochSampler(ABC):
         else:
             self._ended = False
             if self._iteration is not None:
-                self._iteration.told = True
+                self._iteration.come_again()
 
     def __iter__(self) -> Iterator[list[int] | list[str]]:
         """Iterate over this rank's batches of the epoch; after `load_state_dict` the rest, once."""
@@ -439,7 +454,7 @@ class EpochSampler(ABC):
         newest = None if self._waiting else self._iteration
         epoch, start = self._coming() if self._waiting else (self.epoch, self._start)
         share = self._shared(epoch, start) if newest is None else newest.share
-        ended = self._ended if newest is None else newest.ended and not newest.told
+        ended = self._ended if newest is None else newest.ended and not newest.comes_again
         taken = 0 if newest is None else newest.steps
         done = taken if steps is None else whole_number("steps", steps, 0)
         if done > len(share):
@@ -518,7 +533,7 @@ class EpochSampler(ABC):
         """Return epoch and position of the next iteration."""
         newest = self._iteration
         if newest is not None and newest.complete:
-            return self.epoch + (not newest.told), 0
+            return self.epoch + (not newest.comes_again), 0
         return (self.epoch + 1, 0) if self._ended else (self.epoch, self._start)
 
     def _begin(self, iteration: Iteration) -> RankShare:

@@ -1,1 +1,1 @@
-"""Tells whether cached features are still the right ones; knows no caches, data sets or workers."""
+"""Whether cached features are still the right ones: told without caches, data sets or workers."""

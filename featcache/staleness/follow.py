@@ -86,7 +86,7 @@ class FunctionReading:
             self._to.function(wrapped, self._owner)
 
     def _read(self, names: MentionedNames) -> None:
-        self._to.text |= names.text
+        self._to.mention(names.text, as_text=True)
         for chain, way in names.written:
             self._note_written(chain, way)
         for chain in names.passed:
@@ -95,7 +95,7 @@ class FunctionReading:
             self.resolve(self._with_keys(chain))
         for chain in names.with_all:
             if (value := self._held(chain)) is not MISSING:
-                self._to.read_whole.add(type(value))
+                self._to.note_read_whole(type(value))
         for asked, inner in names.in_training:
             if not self._may_be_trained(asked):
                 self._read(inner)
@@ -137,7 +137,7 @@ class FunctionReading:
             key = MISSING if step.key is None else self._setting(step.key)
             if type(key) in (str, int):
                 steps[number] = Step(key, item=step.item)  # type: ignore[arg-type]
-                self._to.keyed.append((self, chain, step.key))
+                self._to.note_keyed(self, chain, step.key)
         return chain._replace(steps=tuple(steps))
 
     def _setting(self, chain: Chain) -> object:
@@ -157,9 +157,9 @@ class FunctionReading:
     def _note_passed(self, chain: Chain) -> None:
         value = self._held(chain)
         if self._self(chain.root) and not chain.steps and self._owner is not None:
-            self._to.given.add(self._owner)
+            self._to.note_given(self._owner)
         elif value is not MISSING and is_users(type(value)):
-            self._to.given.add(type(value))
+            self._to.note_given(type(value))
 
     def _is_extractor(self, root: str) -> bool:
         mine = self._self(root) and self._owner in type(self._to.extractor).__mro__
@@ -179,19 +179,19 @@ class FunctionReading:
         to = self._to
         if self._self(chain.root):
             if self._owner in type(to.extractor).__mro__:
-                to.of_extractor[chain] = None
+                to.note_of_extractor(chain)
             elif self._owner is not None:
-                mine = to.own.setdefault(self._owner, set())
-                mine.update(str(step.name) for step in chain.steps[:1] if step.name is not None)
+                first = [str(step.name) for step in chain.steps[:1] if step.name is not None]
+                to.mention(first, of=self._owner)
                 self._mention(chain.steps[1:])
                 if chain.steps and chain.steps[0].like is not None:
-                    to.like.add(chain.steps[0].like)
+                    to.mention_like(chain.steps[0].like)
             return
         value = MISSING if chain.root is None else self._root(chain.root)
         if value is MISSING:
             self._mention(chain.steps)
         elif value is to.extractor and value is not None:
-            to.of_extractor[Chain("self", chain.steps, chain.whole)] = None
+            to.note_of_extractor(Chain("self", chain.steps, chain.whole))
         else:
             self._walk(str(chain.root), value, chain)
 
@@ -199,7 +199,7 @@ class FunctionReading:
         """Go along a chain as far as it leads to values, and note the last one."""
         steps, holder = list(chain.steps), self._holder(text)
         while steps:
-            self._to.passed.append(value)
+            self._to.note_passed(value)
             if isinstance(value, type):
                 self._to.named(value)
             inner = step_into(value, steps[0])
@@ -236,9 +236,9 @@ class FunctionReading:
     def _mention(self, steps: Iterable[Step]) -> None:
         for step in steps:
             if isinstance(step.name, str):
-                (self._to.text if step.item else self._to.free).add(step.name)
+                self._to.mention([step.name], as_text=step.item)
             elif step.like is not None and not step.item:
-                self._to.like.add(step.like)
+                self._to.mention_like(step.like)
 
     def _note_written(self, chain: Chain, way: Way) -> None:
         """Note that code writes an attribute or a global variable: it is no setting."""
@@ -279,7 +279,7 @@ class FunctionReading:
                     to.note_written(type(value), str(step.name), Way.STORED)
                     by_class = True
             value = step_into(value, step)
-        to.written_places[place] = by_class
+        to.note_written_place(place, by_class)
 
 
 # Following of code: the functions, classes and values that a function reaches by name.
@@ -323,14 +323,14 @@ class Follower:
 
     def __post_init__(self) -> None:
         self.classes: dict[type, bool] = {}  # those reached; True: named, and so perhaps made
-        self.read_whole: set[type] = set()  # of whose objects code reads all attributes
+        self._read_whole: set[type] = set()  # of whose objects code reads all attributes
         self.passed: list[object] = []  # on the way to values
-        self.written: dict[type | None, dict[str, Way]] = {}  # None: of what is given
-        self.given: set[type] = set()  # classes of objects that functions are given
+        self._written: dict[type | None, dict[str, Way]] = {}  # None: of what is given
+        self._given: set[type] = set()  # classes of objects that functions are given
         # where code writes; True: an attribute, which `written` names
-        self.written_places: dict[Place, bool] = {}
+        self._written_places: dict[Place, bool] = {}
         # chains with keys that are taken as they are now, by where they stand
-        self.keyed: list[tuple[FunctionReading, Chain, Chain]] = []
+        self._keyed: list[tuple[FunctionReading, Chain, Chain]] = []
         self._operators: set[str] = set()  # methods that operators call
         self._labels: dict[str, int] = {}
         self._kinds: dict[type, bool] = {}  # classes of objects; True: the user's
@@ -381,7 +381,7 @@ class Follower:
                 if isinstance(each, MemberDescriptorType) and hasattr(value, name):
                     held[name] = getattr(value, name)
         names, written = self.names_of(cls) | IMPLICIT, self.written_of(cls)
-        all_of_it = not self.read_whole.isdisjoint(cls.__mro__)
+        all_of_it = not self._read_whole.isdisjoint(cls.__mro__)
         return {
             k: v if all_of_it else self._named_of(k, v)
             for k, v in held.items()
@@ -412,6 +412,37 @@ class Follower:
 
     # names
 
+    def mention(
+        self, names: Iterable[str], *, of: type | None = None, as_text: bool = False
+    ) -> None:
+        """Note names that code mentions, of a class or of anything; or text, which may be names."""
+        known = self.text if as_text else self.free
+        (known if of is None else self.own.setdefault(of, set())).update(names)
+
+    def mention_like(self, pattern: str) -> None:
+        """Note a pattern of names that code mentions."""
+        self.like.add(pattern)
+
+    def note_of_extractor(self, chain: Chain) -> None:
+        """Note a chain of names that begins at the extractor."""
+        self.of_extractor[chain] = None
+
+    def note_keyed(self, reading: FunctionReading, chain: Chain, key: Chain) -> None:
+        """Note a chain whose key was taken as it is now, and where it stands."""
+        self._keyed.append((reading, chain, key))
+
+    def note_read_whole(self, cls: type) -> None:
+        """Note a class of whose objects code reads all attributes."""
+        self._read_whole.add(cls)
+
+    def note_given(self, cls: type) -> None:
+        """Note a class of objects that functions are given."""
+        self._given.add(cls)
+
+    def note_passed(self, value: object) -> None:
+        """Note an object on the way to a value."""
+        self.passed.append(value)
+
     def names_of(self, cls: type) -> set[str]:
         """Return the names that code mentions of objects of a class."""
         return self.free.union(*(self.own.get(base, ()) for base in cls.__mro__))
@@ -419,8 +450,8 @@ class Follower:
     def written_of(self, cls: type) -> dict[str, Way]:
         """Return the attributes that followed code writes, of objects of a class."""
         found: dict[str, Way] = {}
-        for owner in (*cls.__mro__, *([None] if self.given.intersection(cls.__mro__) else [])):
-            for name, way in self.written.get(owner, {}).items():
+        for owner in (*cls.__mro__, *([None] if self._given.intersection(cls.__mro__) else [])):
+            for name, way in self._written.get(owner, {}).items():
                 found[name] = max(way, found.get(name, way))
         return found
 
@@ -431,12 +462,16 @@ class Follower:
 
     def note_written(self, owner: type | None, name: str, way: Way) -> None:
         """Note that code writes an attribute; None: of any object that it is given."""
-        mine = self.written.setdefault(owner, {})
+        mine = self._written.setdefault(owner, {})
         mine[name] = max(way, mine.get(name, way))
+
+    def note_written_place(self, place: Place, by_class: bool) -> None:
+        """Note where code writes; an attribute, which `note_written` is told of, is `by_class`."""
+        self._written_places[place] = by_class
 
     def is_written(self, place: Place) -> bool:
         """Whether followed code writes what lies at a place, around it or in it."""
-        for written, by_class in self.written_places.items():
+        for written, by_class in self._written_places.items():
             around = place[: len(written)] == written
             within = written[: len(place)] == place and not by_class
             if place and (around or within):
@@ -458,9 +493,9 @@ class Follower:
             function, owner = self._pending.pop(0)
             FunctionReading(self, self.functions[function], owner).read()
         self._follow_classes()
-        for reading, chain, key in list(self.keyed):
+        for reading, chain, key in list(self._keyed):
             if reading.is_written(key):  # by code that was found later
-                self.keyed.remove((reading, chain, key))
+                self._keyed.remove((reading, chain, key))
                 reading.resolve(chain)
         return bool(self._pending) or self.size != before
 
@@ -488,7 +523,7 @@ class Follower:
         rest = (
             self.functions,
             self.classes,
-            self.read_whole,
+            self._read_whole,
             self._operators,
             self.free,
             self.like,

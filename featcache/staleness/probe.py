@@ -192,7 +192,7 @@ class Unlike(NamedTuple):
 
     @property
     def at_the_end(self) -> bool:
-        """True if only the last frames differ."""
+        """Whether only the last frames differ."""
         return self.shapes is None and self.frames < 0.5 and self.first > 0.5
 
     def told(self) -> str:
@@ -291,7 +291,7 @@ class Comparison:
 
     @property
     def alike(self) -> bool:
-        """True if inputs and features are the same."""
+        """Whether inputs and features are the same."""
         return not self.inputs and not self.features
 
     def without(self, ids: Container[str]) -> Comparison:

@@ -166,7 +166,7 @@ def _walk(
     """Go along a chain as far as it leads to values, and note the last one, or its module."""
     name, module = "", None
     for number, step in enumerate(steps):
-        follower.passed.append(value)
+        follower.note_passed(value)
         inner = step_into(value, step)
         if inner is MISSING:
             break
@@ -177,7 +177,7 @@ def _walk(
         if value is not None and not isinstance(value, dict) and is_method(value, step.name, inner):
             _take_methods(follower, value, str(step.name))
             steps = steps[number:]
-            follower.free.update(str(each.name) for each in steps[1:] if each.name is not None)
+            follower.mention(str(each.name) for each in steps[1:] if each.name is not None)
             break
         value, name = inner, f"{name}.{step.name}" if name else str(step.name)
         if isinstance(value, torch.nn.Module):
@@ -188,7 +188,7 @@ def _walk(
         function: Any = getattr(value, "__func__", value)
         bound = isinstance(value, MethodType) and value.__self__ is follower.extractor
         follower.function(function, type(follower.extractor) if bound else None)
-    follower.free.update(
+    follower.mention(
         each.name
         for each in steps
         if isinstance(each.name, str) and value is not follower.extractor
@@ -544,7 +544,7 @@ def _described(
     found.modules.update(modules)
     sections["modules"] = {name: values.describe(part) for name, part in modules.items()}
     for section in ("constants", "given", "hparams", "attributes"):
-        follower.text.update(_texts(sections[section]))
+        follower.mention(_texts(sections[section]), as_text=True)
     return sections
 
 

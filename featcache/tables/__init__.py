@@ -1,4 +1,4 @@
-"""Utterances of one or several caches as numbered rows; no torch."""
+"""Utterances of one or several caches as numbered rows, and the order of a seed; no torch."""
 
 from featcache.tables.blocks import Block, BlockMember, RowMap, TableBlocks
 from featcache.tables.columns import NUMBERS, Columns, drawn_parts, mixed, stable_order

@@ -175,7 +175,7 @@ class Block:
 
     @property
     def whole(self) -> bool:
-        """True where each member is a whole cache in its order, with all features."""
+        """Whether each member is a whole cache in its order, with all features."""
         return all(member.rows is None and member.names is None for member in self.members)
 
     def arrays(self, feature: str) -> FeatureArrays:
@@ -291,7 +291,7 @@ class TableBlocks:
             )
 
     def written_since(self) -> str:
-        """Say, as the end of a message, that a cache below was written on since it was opened."""
+        """Return the end of a message where a cache below was written on since it was opened."""
         advice = "open it again, and make tables of it anew"
         return next(filter(None, (each.written_since(advice) for each in self.generations)), "")
 

@@ -298,9 +298,7 @@ def axes_for(ax: Axes | None) -> Axes:
         raise MissingDependencyError(
             "plotting needs 'matplotlib'; try: pip install 'featcache[plot]'"
         ) from error
-    figure, axes = pyplot.subplots(figsize=(8, 3), layout="constrained")
-    del figure
-    return axes
+    return pyplot.subplots(figsize=(8, 3), layout="constrained")[1]
 
 
 def plot_utterance(table: FeatureTable, id: str, feature: str, ax: Axes | None) -> Axes:

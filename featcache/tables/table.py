@@ -197,7 +197,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
 
     @property
     def complete(self) -> bool:
-        """True if all caches below are complete."""
+        """Whether all caches below are complete."""
         return all(opened.manifest.complete for opened in self.selection.blocks.generations)
 
     @property

@@ -45,7 +45,7 @@ class Storage:
 
     @property
     def lossless(self) -> bool:
-        """True if what is read must be what was written, bit for bit."""
+        """Whether what is read must be what was written, bit for bit."""
         return self.codec == RAW or get_codec(self.codec).lossless
 
     @property

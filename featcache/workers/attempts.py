@@ -74,7 +74,7 @@ class Attempt:
 
     @property
     def is_wanted(self) -> bool:
-        """True while the task is still wanted from this worker and the run goes on."""
+        """Whether the task is still wanted from this worker and the run goes on."""
         return not self._stopping.is_set() and self._notes.exists() and not self._is_revoked
 
     @property

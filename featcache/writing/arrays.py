@@ -60,14 +60,13 @@ class CheckedUtterances:
         arrays: by feature.
         stamps: of those of which they are known, by id.
         annotations: of those that have any, by id.
+        encoded: the arrays of lossy codecs as bytes, by feature, as `OpenPart.prepare` makes them.
 
     Attributes:
         nbytes: of their arrays, before any codec.
-        encoded: the arrays of lossy codecs as bytes, by feature: `OpenPart.prepare` fills it in.
-        is_stored: True once the thread that stores has begun with it: it may be put twice.
     """
 
-    __slots__ = ("annotations", "arrays", "encoded", "ids", "is_stored", "nbytes", "stamps")
+    __slots__ = ("annotations", "arrays", "encoded", "ids", "nbytes", "stamps")
 
     def __init__(
         self,
@@ -75,16 +74,16 @@ class CheckedUtterances:
         arrays: Mapping[str, PackedArrays],
         stamps: Mapping[str, Stamps],
         annotations: Mapping[str, Values],
+        encoded: Mapping[str, Sequence[EncodedArray]] = NOTHING,
     ) -> None:
         self.ids = ids
         self.arrays = arrays
         self.stamps = stamps
         self.annotations = annotations
+        self.encoded = encoded
         self.nbytes = 0
         for packed in arrays.values():
             self.nbytes += packed.array.nbytes
-        self.encoded: Mapping[str, Sequence[EncodedArray]] = NOTHING
-        self.is_stored = False
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -482,13 +481,10 @@ class FirstShapes:
 
     Args:
         features: the declarations.
-
-    Attributes:
-        trusting: True takes all shapes: those of arrays that were stored before.
     """
 
     def __init__(self, features: Mapping[str, FeatureStorageConfig]) -> None:
-        self.trusting = False
+        self._is_trusting = False
         self._features = features
         self._times = {
             name: FrameTimes(each.frame_s, each.offset_s)
@@ -502,13 +498,17 @@ class FirstShapes:
         self._single: dict[str, tuple[int, int]] = {}  # per feature: a length, and how many had it
         self._empty: dict[str, tuple[int, str]] = {}  # per feature: how many, and the first
 
+    def trust(self) -> None:
+        """Take all shapes from now on: those of arrays that were stored before."""
+        self._is_trusting = True
+
     def check(self, utterances: CheckedUtterances) -> None:
         """Note the shapes of arrays.
 
         Raises `FeatureError` for a second batch of one, and for an utterance whose features cannot
         all end where they do.
         """
-        if self.trusting:
+        if self._is_trusting:
             return
         for name, packed in utterances.arrays.items():
             if name not in self._settled or 0 in packed.lengths:

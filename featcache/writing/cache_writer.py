@@ -182,7 +182,7 @@ class CacheWriter:
         with self._parts.lock:
             self._parts.check_open()
             self._check_stored(new)
-            self._work.stamps |= new
+            self._work.restamp(new)
 
     def delete(self, ids: Iterable[str]) -> None:
         """Delete stored utterances, so that they can be written again.
@@ -231,7 +231,7 @@ class CacheWriter:
         expected = ids if isinstance(ids, Sequence) else tuple(ids)  # may be millions
         with self._parts.lock:
             self._parts.check_open()
-            self._work.expected = expected
+            self._work.expect(expected)
 
     def expect_more(self, utterances: int) -> None:
         """Set how many utterances are still to come, so that a disk too small is noticed early."""
@@ -242,7 +242,7 @@ class CacheWriter:
         check_id(id)
         with self._parts.lock:
             self._parts.check_open()
-            self._work.failed.add(id)
+            self._work.fail(id)
 
     def commit(self) -> int:
         """Make all that was written durable; returns how many utterances this writer has made so.

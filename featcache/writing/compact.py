@@ -80,12 +80,12 @@ class Sized:
 
     @property
     def is_adopted(self) -> bool:
-        """True if its bytes lie elsewhere, and stay there."""
+        """Whether its bytes lie elsewhere, and stay there."""
         return self.part.entry.adopted is not None
 
     @property
     def is_tombstoned(self) -> bool:
-        """True if rows of it count no more."""
+        """Whether rows of it count no more."""
         return self.part.entry.tombstones is not None
 
 

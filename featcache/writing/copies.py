@@ -244,9 +244,7 @@ def copy_rows(
                 tell(len(batch.rows), nbytes)
             arrays.let_go()
             copied.append((annotated, in_order))
-        if stats is not None:
-            part.stats = {each: stats[each] for each in part.stats}
-        sealed = part.seal(partial(_annotations, cache, copied))
+        sealed = part.seal(partial(_annotations, cache, copied), stats)
         if sealed is None:
             raise CorruptCacheError(f"nothing was copied to {str(cache)!r}")
         return sealed, part.hashed
@@ -415,13 +413,11 @@ class _CommittedCopy:
     def __init__(
         self, part: OpenPart, source: CopySource, stats: Mapping[str, FeatureStats] | None
     ) -> None:
-        self._part, self._stats, self._empty = part, stats, part.stats
+        self._part, self._stats = part, stats
         self._arrays, self._annotated, rows = source
         self._rows = self._arrays.in_order_of_bytes(rows)
         self._commits = Interval(queue.COMMIT_INTERVAL_S)
         self._is_torn = False  # after an error within a batch
-        if stats is not None:  # a commit tells of none, rather than of other rows
-            part.stats = {}
 
     def copy(self, cache: Path, tell: Callable[[int, int], object]) -> tuple[SealedPart, set[str]]:
         """Copy the rows, and seal the part, as `PartCopies.copy` says."""
@@ -464,16 +460,14 @@ class _CommittedCopy:
 
     def _seal(self, cache: Path) -> SealedPart | None:
         """Seal what was stored, which may be some of the rows."""
-        part, rows = self._part, self._rows[: len(self._part.ids())]
+        part, stats, rows = self._part, self._stats, self._rows[: len(self._part.ids())]
         if self._is_torn:
             return None
-        if self._stats is not None:
-            part.stats = {name: self._stats[name] for name in self._empty}
-            if len(rows) < len(self._rows):
-                part.stats = self._empty
-                for batch in self._arrays.batches(rows):
-                    part.count(batch.arrays)
-        return part.seal(partial(_annotations, cache, [(self._annotated, rows)]))
+        if stats is not None and len(rows) < len(self._rows):
+            stats = None
+            for batch in self._arrays.batches(rows):
+                part.count(batch.arrays)
+        return part.seal(partial(_annotations, cache, [(self._annotated, rows)]), stats)
 
 
 def _annotated(opened: Generation) -> AnnotatedRows:

@@ -10,11 +10,10 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -93,18 +92,18 @@ class HeldCache(Held):
     Args:
         path: the cache directory.
         patience_s: seconds to wait for the lock.
-
-    Attributes:
-        made_from: the fingerprint of the build that is being written, where that is not what the
-            manifest has: it has that of the build which is to be overwritten.
+        made_from: the fingerprint of the build that is being written, where that may not be what
+            the manifest has: it has that of the build which is to be overwritten.
 
     Raises `CacheLockedError` if another process holds the lock.
     """
 
-    def __init__(self, path: Path, patience_s: float = 0.0) -> None:
+    def __init__(
+        self, path: Path, patience_s: float = 0.0, made_from: Mapping[str, object] | None = None
+    ) -> None:
         self.path = path
         self._file = str(path / NAME)
-        self.made_from: Any = None
+        self._made_from = made_from
         self._manifest: Manifest | None = None
         self._seen: tuple[int, ...] | None = None
         self._kept: dict[str, Manifest] = {}  # this generation and the one before, by name
@@ -177,7 +176,8 @@ class HeldCache(Held):
     def building(self) -> Manifest:
         """The manifest with the fingerprint of the build that is being written."""
         manifest = self.manifest
-        return manifest if self.made_from is None else replace(manifest, fingerprint=self.made_from)
+        made_from = self._made_from
+        return manifest if made_from is None else replace(manifest, fingerprint=made_from)
 
     @property
     def index(self) -> Index:

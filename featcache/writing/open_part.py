@@ -109,14 +109,10 @@ class PartRows:
 
     Args:
         names: of the features.
-
-    Attributes:
-        copied: returns the annotations, where those of all were copied as columns.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.ids: list[str] = []
-        self.copied: Annotations | None = None
         self._stamps: list[Stamps] = []
         self._annotations: list[Values] = []
         self._arrays = {name: _Arrays() for name in names}
@@ -163,8 +159,6 @@ class PartRows:
 
     def annotations(self, order: Ints) -> Columns:
         """Return their annotations as columns, in the order of the rows that they become."""
-        if self.copied is not None:
-            return self.copied(order)
         return columns_of_annotations(self.ids, self._annotations, order)
 
 
@@ -218,11 +212,12 @@ def seal_directory(
     rows: PartRows,
     stats: Mapping[str, FeatureStats],
     pages: Mapping[str, Pages],
+    annotations: Annotations | None = None,
 ) -> SealedPart:
     """Seal a part whose containers are finished, as holder of its lock.
 
     Writes the columns, names them in `part.json`, and removes the journal. `pages` are those that
-    are known; those of other files are read.
+    are known; those of other files are read. `annotations` take the place of what `rows` have.
     """
     directory = cache / PARTS / name
     if not (directory / journal.JOURNAL).exists():
@@ -232,7 +227,8 @@ def seal_directory(
         )
     (directory / COLUMNS).unlink(missing_ok=True)  # of one who died here before
     remove_unfinished(directory)
-    sealed = write_seal(cache, name, header, len(rows), _columns(directory, rows, stats, pages))
+    columns = _columns(directory, rows, stats, pages, annotations or rows.annotations)
+    sealed = write_seal(cache, name, header, len(rows), columns)
     (directory / journal.JOURNAL).unlink(missing_ok=True)
     return sealed
 
@@ -262,6 +258,7 @@ def _columns(
     rows: PartRows,
     stats: Mapping[str, FeatureStats],
     known_pages: Mapping[str, Pages],
+    annotations: Annotations,
 ) -> Columns:
     pages = dict(_all_pages(directory, known_pages))
     sizes = {path: (directory / path).stat().st_size for path in pages}
@@ -282,7 +279,7 @@ def _columns(
     yield from index_columns([index], in_order, [*index.features], stats)
     yield from container_columns([""], [containers]).items()
     yield from page_columns(pages.values())
-    yield from rows.annotations(in_order.order)
+    yield from annotations(in_order.order)
 
 
 def extents_of(utterances: Iterable[Utterance]) -> Iterator[Extent]:
@@ -318,7 +315,6 @@ class OpenPart:
         name: that of the part; None gives it a new one.
 
     Attributes:
-        stats: those of the utterances so far, by feature; sealed with the part.
         hashed: paths of the files whose pages were hashed on their way to the disk, once it is
             sealed; the others were read for that.
     """
@@ -335,7 +331,8 @@ class OpenPart:
         codecs = {key: self._specs[key].codec for key in self._blocks}
         self._lossy = {key for key, codec in codecs.items() if codec and not codec.lossless}
         with_stats = [key for key, feature in features.items() if feature.stats]
-        self.stats = {key: FeatureStats.empty(header.dims[key]) for key in with_stats}
+        self._stats = {key: FeatureStats.empty(header.dims[key]) for key in with_stats}
+        self._counted = 0  # utterances that these are of
         self._rows = PartRows([*features])
         # of those that the journal names; what was synced would survive a power cut, too
         self._appended = self._committed = self._synced = 0
@@ -365,8 +362,8 @@ class OpenPart:
         """Whether a feature is stored without a codec."""
         return name not in self._blocks
 
-    def prepare(self, utterances: CheckedUtterances) -> None:
-        """Encode arrays of lossy codecs, and have formats look at all; in any thread.
+    def prepare(self, utterances: CheckedUtterances) -> CheckedUtterances:
+        """Return utterances with the arrays of lossy codecs encoded; in any thread.
 
         Raises `FeatureError` for numbers that a codec refuses, as no lossless one does, and for
         what a format cannot hold.
@@ -378,16 +375,20 @@ class OpenPart:
             for id, rows in zip(utterances.ids, lengths, strict=True):
                 sizes = [(n, n * width) for n, width in zip(rows, widths, strict=True)]
                 container.check(id, dict(zip(names, sizes, strict=True)))
-        if self._lossy:
-            utterances.encoded = {name: self._encode(name, utterances) for name in self._lossy}
+        if not self._lossy:
+            return utterances
+        encoded = {name: self._encode(name, utterances) for name in self._lossy}
+        told = utterances.stamps, utterances.annotations
+        return CheckedUtterances(utterances.ids, arrays, *told, encoded)
 
     def append(self, utterances: CheckedUtterances) -> None:
         """Store utterances, and take them into the statistics."""
         self._journal.check_there()
-        for name in self.stats:
+        for name in self._stats:
             taken = utterances.arrays[name].stats
             if taken is not None:
-                self.stats[name] = self.stats[name].merge(taken)
+                self._stats[name] = self._stats[name].merge(taken)
+        self._counted += len(utterances)
         stored: dict[str, EncodedArrays] = {}
         known: dict[str, Sequence[int]] = {}
         for name, packed in utterances.arrays.items():
@@ -427,7 +428,12 @@ class OpenPart:
 
     def count(self, arrays: Mapping[str, EncodedArrays]) -> None:
         """Take arrays that `append_copies` stores into the statistics."""
-        self.stats = with_arrays(self.stats, arrays, self._specs, self._header)
+        self._stats = with_arrays(self._stats, arrays, self._specs, self._header)
+        self._counted += len(next(iter(arrays.values())).rows)
+
+    def _told_stats(self) -> Mapping[str, FeatureStats]:
+        """Return the statistics of all utterances; none where they are of other ones."""
+        return self._stats if self._counted == len(self._rows) else {}
 
     def _store(
         self,
@@ -460,7 +466,7 @@ class OpenPart:
             if not self._synced:  # the names of the journal, of directories of groups, and its own
                 names = (self.directory, self.directory.parent)
                 sync_together(*(partial(sync_directory, each) for each in names))
-            self._journal.commit(self.stats)
+            self._journal.commit(self._told_stats())
             self._synced = self._appended
         self._committed = self._appended
         return self._committed
@@ -478,19 +484,23 @@ class OpenPart:
         for container in self._writing_out:
             container.write_out()
 
-    def seal(self, annotations: Annotations | None = None) -> SealedPart | None:
+    def seal(
+        self,
+        annotations: Annotations | None = None,
+        stats: Mapping[str, FeatureStats] | None = None,
+    ) -> SealedPart | None:
         """Finish the files and name them in `part.json`; None if nothing was written.
 
-        `annotations` are those of what `append_copies` stored.
+        `annotations` and `stats` are those of what `append_copies` stored; None: as it was counted.
         """
-        self._rows.copied = annotations
         if not len(self._rows):
             self.discard()
             return None
+        told = self._told_stats() if stats is None else {name: stats[name] for name in self._stats}
         # for who is killed in here: the seal is durable, and a part without a commit is seconds old
         if 0 < self._committed < self._appended:
             self._flush()
-            self._journal.commit(self.stats, durably=False)
+            self._journal.commit(told, durably=False)
         pages: dict[str, Pages] = {}
         while self._containers:
             prefix, _, container = self._containers[-1]
@@ -499,8 +509,8 @@ class OpenPart:
                 pages |= {prefix + path: each for path, each in container.pages().items()}
             self._containers.pop()
         self.hashed = {*pages}
-        rows, header = self._rows, self._header
-        sealed = seal_directory(self._cache, self.name, header, rows, self.stats, pages)
+        part = self._cache, self.name, self._header
+        sealed = seal_directory(*part, self._rows, told, pages, annotations)
         self.release()
         (self.directory / lock.NAME).unlink(missing_ok=True)
         return sealed

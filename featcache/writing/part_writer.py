@@ -192,7 +192,7 @@ class PartWriter:
         utterance = check_one(id, arrays, NOTHING, NOTHING, self.features)
         with self.lock:
             self.check_open()
-            self._check_arrays((utterance,))
+            self._prepared((utterance,))
 
     def _take(
         self,
@@ -208,7 +208,7 @@ class PartWriter:
             number += len(piece.ids)
             for id, values in piece.annotations.items():
                 kinds = with_kinds(id, values, kinds)
-        self._check_arrays(pieces)
+        pieces = self._prepared(pieces)
         self._kinds = kinds
         for piece in pieces:
             if self._part_rows + len(piece.ids) > PART_ROWS and self._may_seal():
@@ -216,8 +216,8 @@ class PartWriter:
             hand_over(self._part_for(piece), piece)
             self._count_taken(piece)
 
-    def _check_arrays(self, pieces: Sequence[CheckedUtterances]) -> None:
-        """Raise what storing the arrays of utterances would raise; `lock` is held."""
+    def _prepared(self, pieces: Sequence[CheckedUtterances]) -> list[CheckedUtterances]:
+        """Return utterances as parts take them; raises what storing them would. `lock` is held."""
         nbytes = 0
         for piece in pieces:
             for name, packed in piece.arrays.items():
@@ -229,8 +229,7 @@ class PartWriter:
             nbytes += piece.nbytes
         self._space.check(self._thread.nbytes + nbytes, self._under_way.kept)
         # in this thread, so that a refused utterance is an error of its own `write`
-        for piece in pieces:
-            self._part_for(piece).prepare(piece)
+        return [self._part_for(piece).prepare(piece) for piece in pieces]
 
     def _count_taken(self, taken: CheckedUtterances) -> None:
         for id in taken.ids:
@@ -251,7 +250,7 @@ class PartWriter:
 
     def trust_shapes(self) -> None:
         """Take shapes that look like mistakes without a word: they are of arrays stored before."""
-        self._first_shapes.trusting = True
+        self._first_shapes.trust()
 
     def expect_more(self, utterances: int) -> None:
         """Set how many utterances are still to come, so that a disk too small is noticed early."""
@@ -282,7 +281,8 @@ class PartWriter:
         asked in any thread, every two seconds, `seals` when a part is full, within the call that
         fills it; `commit`, `seal` and `close` ask nobody.
         """
-        self._thread.may_commit, self._may_seal = commits, seals
+        self._thread.ask_before_commits(commits)
+        self._may_seal = seals
 
     def show(self) -> None:
         """Show other processes what was written soon, before it is durable."""

@@ -196,6 +196,7 @@ class Staging:
         self._taken: list[_Taken] = []
         self._counted = 0  # bytes up to where statistics were looked at
         self._batch: CheckedUtterances | None = None
+        self._is_stored = False
 
     def __len__(self) -> int:
         return len(self._taken)
@@ -229,10 +230,16 @@ class Staging:
         if self._batch is None:
             ids, stamps, annotations, encoded = zip(*self._taken, strict=True)
             arrays = {name: rows.packed(len(ids)) for name, rows in self._rows.items()}
-            batch = CheckedUtterances(ids, arrays, _joined(stamps), _joined(annotations))
-            batch.encoded = {name: [each[name][0] for each in encoded] for name in encoded[0]}
-            self._batch = batch
+            as_bytes = {name: [each[name][0] for each in encoded] for name in encoded[0]}
+            told = _joined(stamps), _joined(annotations)
+            self._batch = CheckedUtterances(ids, arrays, *told, as_bytes)
         return self._batch
+
+    def store(self) -> None:
+        """Store them, in the thread that stores: once, however often they were put there."""
+        if not self._is_stored:
+            self._is_stored = True
+            self.part.append(self.batch())
 
 
 # of one utterance: its id, stamps, annotations, and the arrays of lossy codecs
@@ -304,16 +311,13 @@ class HandOver:
         features: the declarations, by name.
         memory: takes the copies of arrays.
         under_way: the parts to store in.
-
-    Attributes:
-        may_commit: asked by that thread before it commits.
     """
 
     def __init__(
         self, path: Path, features: Declarations, memory: RecycledMemory, under_way: PartsUnderWay
     ) -> None:
         self._pid = os.getpid()
-        self.may_commit: Callable[[], bool] = always
+        self._may_commit: Callable[[], bool] = always
         self._path = path
         self._commit: Callable[[], object] = under_way.commit
         self._features, self._memory = features, memory
@@ -321,6 +325,10 @@ class HandOver:
         self._taking = threading.Lock()  # either thread takes what waits
         told = explained(path, under_way.kept)
         self._background = Background(self._idle, COMMIT_INTERVAL_S, QUEUE_BYTES, told)
+
+    def ask_before_commits(self, may_commit: Callable[[], bool]) -> None:
+        """Make that thread ask whether it may, each time before it commits by itself."""
+        self._may_commit = may_commit
 
     @property
     def nbytes(self) -> int:
@@ -330,7 +338,7 @@ class HandOver:
 
     @property
     def is_stopping(self) -> bool:
-        """True once `stop` has begun: nothing more is taken."""
+        """Whether `stop` has begun: then nothing more is taken."""
         return self._background.is_stopping
 
     def check_process(self) -> None:
@@ -367,14 +375,14 @@ class HandOver:
 
         `run` raises what goes wrong.
         """
-        task = partial(_store, part, utterance)
+        task = partial(part.append, utterance)
         if not self._background.run_here(partial(self._store_waiting, self._background, task)):
             self.add(part, utterance)
 
     def put_batch(self, part: OpenPart, batch: CheckedUtterances) -> None:
         """Hand over utterances."""
         self._put_waiting()
-        self._put(part, batch, batch.nbytes)
+        self._put(partial(part.append, batch), batch, batch.nbytes)
 
     def put(self, task: Callable[[], object]) -> None:
         """Run a task behind all that was handed over before."""
@@ -400,7 +408,7 @@ class HandOver:
         self._background.stop(finish)
         self._waiting = None
         # or those who gave them live on in a circle
-        self._commit, self.may_commit = nothing, always
+        self._commit, self._may_commit = nothing, always
 
     def _put_waiting(self, then: Callable[[], object] = nothing) -> bool:
         """Hand over what waits and a task behind it; False if nothing waited, nor the task."""
@@ -410,40 +418,31 @@ class HandOver:
             with self._taking:
                 # an interrupt (Ctrl-C) anywhere here leaves them waiting, to be put once more
                 if self._waiting is not None:
-                    self._put(waiting.part, waiting.batch(), waiting.memory, then)
+                    task = partial(_one_by_one, waiting.store, then)
+                    self._put(task, waiting.batch(), waiting.memory)
                     self._waiting = None
                     return True
         return False
 
-    def _put(
-        self,
-        part: OpenPart,
-        batch: CheckedUtterances,
-        memory: int,
-        then: Callable[[], object] = nothing,
-    ) -> None:
-        task = partial(_store, part, batch, then)
+    def _put(self, task: Callable[[], object], batch: CheckedUtterances, memory: int) -> None:
         self._background.put(task, batch.nbytes, memory + NOTE_BYTES * len(batch))
 
     def _idle(self, background: Background) -> None:
         self._store_waiting(background)
-        if self.may_commit():
+        if self._may_commit():
             self._commit()
 
     def _store_waiting(self, background: Background, then: Callable[[], object] = nothing) -> None:
         """Store what waits for more to come, and run a task."""
-        waiting = batch = None
+        waiting = None
         with self._taking:
             if background.is_empty:  # what was handed over before comes first
                 waiting, self._waiting = self._waiting, None
-            batch = waiting.batch() if waiting is not None else None
-        if waiting is not None and batch is not None:
-            _store(waiting.part, batch)
+        if waiting is not None:
+            waiting.store()
         then()
 
 
-def _store(part: OpenPart, batch: CheckedUtterances, then: Callable[[], object] = nothing) -> None:
-    if not batch.is_stored:
-        batch.is_stored = True
-        part.append(batch)
-    then()
+def _one_by_one(*tasks: Callable[[], object]) -> None:
+    for task in tasks:
+        task()

@@ -124,7 +124,7 @@ class Repair:
 
     @property
     def is_whole(self) -> bool:
-        """True if there is nothing to repair."""
+        """Whether there is nothing to repair."""
         return not (self.set_aside or self.rebuilt or self.lost or self.unnamed or self.left)
 
     def __str__(self) -> str:

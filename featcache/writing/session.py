@@ -75,15 +75,15 @@ class WriteSession:
     ) -> None:
         self.path = path
         self.features = features
-        self.expected: Sequence[str] | None = None
-        self.failed: set[str] = set()
-        self.stamps: dict[str, Stamps] = {}  # new ones of what is stored
+        self._expected: Sequence[str] | None = None
+        self._failed: set[str] = set()
+        self._stamps: dict[str, Stamps] = {}  # new ones of what is stored
         self._kept_files: set[str] = set()  # since the last publish
         self._forget: Callable[[], object] = nothing
         with explained(path, _kept):
             content = cache_fingerprint(features, fingerprint)
             claim_directory(path)
-            self.held = HeldCache(path)
+            self.held = HeldCache(path, made_from=content)
             try:
                 clear_up(path)
                 # before anything is begun anew: its rows would be lost
@@ -107,17 +107,29 @@ class WriteSession:
 
     @property
     def is_aside(self) -> bool:
-        """True while a cache that readers still see is built anew beside it."""
+        """Whether a cache that readers still see is being built anew beside it."""
         return self.held.manifest.state is BuildState.ASIDE
+
+    def restamp(self, stamps: Mapping[str, Stamps]) -> None:
+        """Give stored utterances other stamps with the next publish."""
+        self._stamps |= stamps
+
+    def expect(self, ids: Sequence[str]) -> None:
+        """Set the ids that the cache is to hold in the end."""
+        self._expected = ids
+
+    def fail(self, id: str) -> None:
+        """Note that an expected utterance cannot be computed."""
+        self._failed.add(id)
 
     def publish(self, complete: bool) -> None:
         """Publish what is sealed, if that changes anything."""
         with explained(self.path, _kept):
             manifest = self.held.manifest
-            told = self.failed or self.expected is not None
-            told = told or bool(self.stamps or manifest.building_files)
+            told = self._failed or self._expected is not None
+            told = told or bool(self._stamps or manifest.building_files)
             if told or complete != manifest.complete or not self.held.is_published():
-                self._publish(self._outcome(complete), Changes(self.stamps))
+                self._publish(self._outcome(complete), Changes(self._stamps))
             if self.held.manifest.complete:
                 name_set(self.path)
 
@@ -133,9 +145,9 @@ class WriteSession:
                 deleted = tuple(part.entry for part in parts if part.entry.tombstones)
                 self.held.write(replace(self.held.manifest, building_parts=deleted))
             else:
-                self._publish(self._outcome(complete=False), Changes(self.stamps, ids))
+                self._publish(self._outcome(complete=False), Changes(self._stamps, ids))
         for id in ids:
-            self.stamps.pop(id, None)
+            self._stamps.pop(id, None)
         self.parts.look_again()
 
     def keep_file(self, role: str, data: bytes) -> None:
@@ -156,11 +168,11 @@ class WriteSession:
         remove_unnamed(self.held)
 
     def _outcome(self, complete: bool) -> ExpectedIds:
-        return ExpectedIds(complete, self.expected, frozenset(self.failed))
+        return ExpectedIds(complete, self._expected, frozenset(self._failed))
 
     def _publish(self, outcome: ExpectedIds, changes: Changes) -> None:
         publish(self.held, outcome, changes)
-        self.stamps = {}
+        self._stamps = {}
         self._kept_files.clear()
         self.parts.published()
 
@@ -276,7 +288,7 @@ def start(held: HeldCache, content: Mapping[str, object], overwrite: bool) -> No
         return
     # the last writer may have died before it made its manifest durable, and before it removed
     sync_directory(path)
-    manifest, held.made_from = held.manifest, content
+    manifest = held.manifest
     check_writable(path, manifest)
     changed = differences(manifest.fingerprint, content)
     builds = committed_builds(path) if changed or overwrite else {}
@@ -284,9 +296,9 @@ def start(held: HeldCache, content: Mapping[str, object], overwrite: bool) -> No
     if changed and stored and not overwrite:
         raise StaleCacheError(
             f"cache {str(path)!r} was made from something else than is declared now:"
-            f"{indented(changed)}\n"
-            f"{_cure(manifest, content, changed)}overwrite it (overwrite=True), or give "
-            "another directory"
+            f"{indented(changed)}",
+            cure=f"{_cure(manifest, content, changed)}overwrite it (overwrite=True), or give "
+            "another directory",
         )
     if overwrite and stored:
         after = manifest.overwritten(content)

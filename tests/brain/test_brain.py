@@ -277,9 +277,8 @@ def test_an_extractor_may_be_a_module(storage: FeatureStorage) -> None:
 
 def test_any_object_with_modules_and_a_device_will_do(tmp_path: Path) -> None:
     code = f"""if True:
-        import sys, torch, featcache.brain
-        from featcache import FeatureStorage, FeatureStorageConfig
-        from featcache.extraction.unpad import unpad
+        import sys, torch
+        from featcache import FeatureCacheMixin, FeatureStorage, FeatureStorageConfig, unpad
 
         class Set(torch.utils.data.Dataset):
             ids = ["a", "b", "c"]
@@ -287,7 +286,7 @@ def test_any_object_with_modules_and_a_device_will_do(tmp_path: Path) -> None:
             def __getitem__(self, index):
                 return {{"id": self.ids[index], "x": torch.full((4, 2), float(index))}}
 
-        class Extractor(featcache.brain.FeatureCacheMixin):
+        class Extractor(FeatureCacheMixin):
             device = "cpu"
             modules = {{"double": torch.nn.Linear(2, 1, bias=False)}}
             def compute_features(self, batch, stage):

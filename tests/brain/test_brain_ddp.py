@@ -24,11 +24,7 @@ from speechbrain.dataio.batch import PaddedBatch
 from speechbrain.dataio.dataset import DynamicItemDataset
 from speechbrain.utils.distributed import ddp_init_group
 
-from featcache.brain import FeatureCacheMixin
-from featcache.storage import FeatureStorage
-from featcache.errors import FeatcacheError
-from featcache.declaration import FeatureStorageConfig
-from featcache.extraction.unpad import unpad
+from featcache import FeatcacheError, FeatureCacheMixin, FeatureStorage, FeatureStorageConfig, unpad
 
 RANK = int(os.environ["RANK"])
 

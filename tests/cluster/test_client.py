@@ -293,7 +293,7 @@ def test_what_is_missing_is_named_with_what_to_install(
 
 DRIVER = """
     import os, sys, time
-    from featcache.workers.client import get_client
+    from featcache.workers import get_client
 
     if __name__ == "__main__":
         with get_client({"n_workers": 2}) as client:
@@ -322,9 +322,7 @@ def test_workers_end_with_a_driver_that_is_killed(how: signal.Signals, tmp_path:
 
 def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
-    script.write_text(
-        "from featcache.workers.client import get_client\nwith get_client():\n    pass\n"
-    )
+    script.write_text("from featcache.workers import get_client\nwith get_client():\n    pass\n")
     ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1
     assert (

@@ -92,6 +92,17 @@ def test_each_page_of_docs_is_found_from_the_readme() -> None:
     assert set(ROOT.glob("docs/**/*.md")) <= reached
 
 
+def test_decisions_are_told_by_theme() -> None:
+    text = without_code((ROOT / "docs" / "decisions.md").read_text())
+    themes = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    told = re.search(r"^Themes: (.*?)\.\n\n", text, re.MULTILINE | re.DOTALL)
+    assert told is not None
+    assert re.findall(r"\[(.*?)\]", told[1]) == themes
+    # and each decision says something
+    assert not re.findall(r"^### .*\n\n#+ .*$", text, re.MULTILINE)
+    assert not re.findall(r"^## .*\n\n(?!###).*$", text, re.MULTILINE)
+
+
 def test_pages_that_are_named_exist() -> None:
     for path in [*PAGES, *SOURCES]:
         if path.name == "CHANGELOG.md":  # it tells of the past

@@ -15,8 +15,8 @@ from featcache.extraction import process_part
 from featcache.extraction.on_workers import RunSettings, TaskRunner
 from featcache.extraction.run import digest_of
 from featcache.format import committed_builds
+from featcache.inspect import provenance
 from featcache.samplers import Batches
-from featcache.staleness.provenance import provenance
 from featcache.staleness.watch import Watch
 from featcache.writing import part_writer
 

@@ -23,7 +23,6 @@ from range_server import Handler, serving
 from featcache.errors import ClosedError, CorruptCacheError, RemoteError, StorageFullError
 from featcache.interface import Bytes
 from featcache.remote import (
-    Counts,
     RemoteFiles,
     RemoteOptions,
     RemotePlace,
@@ -104,9 +103,12 @@ class Asked:
     place = PLACE
 
     def __init__(self) -> None:
-        self.counts = Counts()
+        self.read_bytes = 0
         self.asked: list[tuple[int, int, Told]] = []
         self.error: BaseException | None = None
+
+    def count_read(self, nbytes: int) -> None:
+        self.read_bytes += nbytes
 
     def gap_bytes(self) -> int:
         return 0

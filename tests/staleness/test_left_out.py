@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from featcache.staleness.provenance import provenance
+from featcache.inspect import provenance
 from featcache.staleness.values import TABLE, LeftOut, left_out_of
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

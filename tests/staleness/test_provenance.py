@@ -18,7 +18,7 @@ from featcache.staleness.provenance import Provenance, provenance
 SOURCE = '''
 import functools
 import torch
-from featcache.brain import FeatureCacheMixin
+from featcache import FeatureCacheMixin
 
 GAIN = 2
 OTHER = 3

@@ -12,7 +12,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from featcache.staleness.provenance import provenance
+from featcache.inspect import provenance
 from featcache.staleness.witnesses import changes, witnesses
 
 TOOLS = """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from featcache.errors import ConfigError
-from featcache.staleness.provenance import provenance
+from featcache.inspect import provenance
 
 TOOLS = """
 import contextlib, enum, functools, re

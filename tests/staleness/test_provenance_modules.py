@@ -16,7 +16,7 @@ import torch
 import featcache
 from featcache.errors import ConfigError
 from featcache.format import differences
-from featcache.staleness.provenance import provenance
+from featcache.inspect import provenance
 from featcache.staleness.witnesses import changes, witnesses
 
 Feats = Callable[[str], Any]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from featcache.format import differences
-from featcache.staleness.provenance import provenance
+from featcache.inspect import provenance
 
 WAVES = torch.linspace(-1, 1, 4000).reshape(2, 2000)
 FRAMES = torch.linspace(0, 1, 1000).reshape(2, 50, 10)

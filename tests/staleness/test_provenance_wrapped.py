@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import featcache
-from featcache.staleness.provenance import provenance
+from featcache.inspect import provenance
 
 Root = Callable[..., Any]
 

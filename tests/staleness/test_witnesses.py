@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from featcache.inspect import provenance
 from featcache.staleness import witnesses as module
-from featcache.staleness.provenance import provenance
 from featcache.staleness.witnesses import changes, witnesses
 
 

@@ -16,12 +16,12 @@ from featcache import (
     CacheWriter,
     FeatureDataset,
     FeatureLoader,
+    FeatureStats,
     FeatureStorageConfig,
     FeatureTable,
     Windows,
 )
 from featcache.errors import ConfigError, KeyNotFoundError, StaleCacheError
-from featcache.stats import FeatureStats
 
 FBANK = FeatureStorageConfig("fbank", frame_s=0.01)
 SSL = FeatureStorageConfig("ssl", frame_s=0.02)

@@ -446,8 +446,7 @@ class FilesOfArrays:
         """Find the arrays of files that lie there as they are; `AdoptionError` for all others."""
         if not self.in_place:
             raise AdoptionError(f"{place.name!r} is not read where it lies; {COPY}")
-        paths, contents, arranged = self._arranged(place, what, options)
-        del contents
+        paths, arranged = self._arranged(place, what, options)
         with _OpenFiles(partial(self._opened, place, paths)) as opened:
             features = {}
             for name, places in arranged.features.items():
@@ -468,8 +467,7 @@ class FilesOfArrays:
     @contextmanager
     def readable(self, place: Place, what: str, options: Options) -> Iterator[Readable]:
         """Read arrays by the library."""
-        paths, contents, arranged = self._arranged(place, what, options)
-        del contents
+        paths, arranged = self._arranged(place, what, options)
         with _OpenFiles(partial(self._opened, place, paths)) as opened:
 
             def read(number: int) -> dict[str, Array]:
@@ -484,9 +482,7 @@ class FilesOfArrays:
             annotations, pattern = arranged.annotations, arranged.pattern
             yield Readable(paths, arranged.ids, features, read, annotations, pattern)
 
-    def _arranged(
-        self, place: Place, what: str, options: Options
-    ) -> tuple[list[str], list[Content], Arranged]:
+    def _arranged(self, place: Place, what: str, options: Options) -> tuple[list[str], Arranged]:
         paths = [what] if what else files_called(place, self.suffixes)
         if not paths:
             raise AdoptionError(f"there is no {self.suffixes[0]} file in {place.name!r}")
@@ -497,8 +493,7 @@ class FilesOfArrays:
                 contents.append(Content.of(path, file))
             finally:
                 file.close()
-        arranged = Arranged.of(place.name, contents, options, one=bool(what))
-        return paths, contents, arranged
+        return paths, Arranged.of(place.name, contents, options, one=bool(what))
 
     def _opened(self, place: Place, paths: Sequence[str], number: int) -> OpenedArrays:
         return self.open(place.local(paths[number]))

@@ -11,8 +11,7 @@ import pytest
 from staging_helpers import FEATURES, arrays_of, check
 
 import featcache
-from featcache import CacheWriter, FeatureStorageConfig
-from featcache.stats import FeatureStats
+from featcache import CacheWriter, FeatureStats, FeatureStorageConfig
 from featcache.writing import queue
 from featcache.writing.arrays import CheckedUtterances
 from featcache.writing.open_part import OpenPart
