@@ -175,15 +175,15 @@ class RemoteFiles:
 
         What is beyond `most_bytes` is asked for when it is wanted.
         """
-        lacking = self._lacking(pieces, most_bytes)
-        self._here = 0 if lacking else self._here + len(pieces)
-        if not lacking:
+        if not self._lacking(pieces, 1):  # a look that ends with the first
+            self._here += len(pieces)
             return
+        self._here = 0
         require_unforked(self.place.url)
         with self._lock:  # one asks at a time; what came meanwhile is a page by now
             lacking = [
                 (file, first, last - first)
-                for file, begin, nbytes in lacking
+                for file, begin, nbytes in pieces
                 for first, last in self._of(file).missing(begin, begin + nbytes)[0]
             ]
             lacking = self._lacking(lacking, most_bytes)
@@ -269,7 +269,7 @@ class RemoteFiles:
 
     def has(self, file: int, offset: int, nbytes: int) -> bool:
         """Whether bytes of a file are here already."""
-        return not self._pages.missing(self._key(file), [(offset, offset + nbytes)])
+        return not any(self._pages.missing(self._key(file), [(offset, offset + nbytes)]))
 
     def keep(self, file: int, data: memoryview) -> None:
         """Keep the first bytes of a file, which came in another way."""

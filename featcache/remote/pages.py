@@ -150,9 +150,8 @@ class Pages:
         self._unwritten_bytes = 0
         self._counted, self._writing = threading.Lock(), threading.Lock()
 
-    def missing(self, key: str, spans: Iterable[Span]) -> list[Span]:
-        """Return those of an object's bytes that are not here of some, in their order."""
-        found: list[Span] = []
+    def missing(self, key: str, spans: Iterable[Span]) -> Iterator[Span]:
+        """Yield those of an object's bytes that are not here of some, in their order."""
         looked: set[int] = set()  # at what others may have written, once
         there: dict[int, _Segment | None] = {}
         for span in spans:
@@ -161,11 +160,10 @@ class Pages:
                     there[number] = self._there(key, number)
                 segment = there[number]
                 if segment is None:
-                    found.append((first, last))
+                    yield first, last
                 elif not segment.has(first, last):
-                    found += segment.missing(first, last, look=number not in looked)
+                    yield from segment.missing(first, last, look=number not in looked)
                     looked.add(number)
-        return found
 
     def view(self, key: str, begin: int, nbytes: int) -> Bytes | None:
         """Return bytes of an object without a copy; None unless they are known to be here.
