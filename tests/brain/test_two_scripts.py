@@ -54,9 +54,8 @@ UNCHECKED = TRAIN.replace("expect=expect", "")
 
 
 def run(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, script], cwd=folder, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-B", script]  # files change within a second, at the same length
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
