@@ -14,7 +14,9 @@ WORKER_TESTS := tests/slurm tests/hosts tests/cluster $(wildcard tests/extractio
   tests/interop/test_interop_huggingface.py tests/lazy/test_many_processes.py \
   tests/loading/test_exactly_once.py tests/brain/test_added_features.py tests/remote/test_remote_forks.py
 
-# tests that kill processes or fill disks while others work, beside the harnesses that do so by the thousand
+# tests that kill processes or fill disks while others work, beside the harnesses that do so by the thousand;
+# that of the states runs processes of its own
+CRASH_STATES := tests/crash/test_crashes.py
 CRASH_TESTS := tests/crash tests/store/test_store_kill.py tests/store/test_store_crashes.py tests/store/test_left_names.py \
   tests/store/writing/test_sealed_in_place.py tests/loading/test_leaving.py \
   tests/store/test_feature_sets_crashes.py tests/extraction/test_convert_killed.py \
@@ -55,8 +57,9 @@ look: setup  ## look at pages of reports in Chromium, which this installs where 
 workers: setup  ## run the tests that start Dask workers, on SLURM too where it is installed
 	$(BIN)/pytest $(WORKER_TESTS)
 
-crash: setup  ## crash writers in thousands of ways and see that nothing is lost; 8 minutes, needs strace
-	$(BIN)/pytest $(CRASH_TESTS) -s --override-ini=timeout=3600
+crash: setup  ## crash writers in thousands of ways and see that nothing is lost; 15 minutes, needs strace
+	$(BIN)/pytest $(CRASH_STATES) -s --override-ini=timeout=3600
+	$(BIN)/pytest $(CRASH_TESTS) --deselect $(CRASH_STATES) -n 2 --dist loadfile -rP --override-ini=timeout=3600
 
 torture: setup  ## kill the demo again and again; threads, forks, interrupts by the hundred; half an hour
 	$(BIN)/pytest tests/torture -s --override-ini=timeout=3600

@@ -543,13 +543,12 @@ class FeatureLoader(Generic[T]):
     def _tell_slow(self, thread: int, seconds: float) -> None:
         generations = self.dataset.table.selection.blocks.generations
         place = next(filter(None, (each.being_read(thread) for each in generations)), None)
-        doing = "in no file: in transform, collate or decoding" if place is None else f"at {place}"
         _log.warning(
             "batch %d of epoch %d takes longer than watchdog_s: %.1f s so far, %s",
             self._position.step,
             self._position.epoch,
             seconds,
-            doing if self._threads else "read in the loop's own thread",
+            "in no file: in transform, collate or decoding" if place is None else f"at {place}",
         )
 
     def _plans(self) -> Iterator[Plan[T]]:

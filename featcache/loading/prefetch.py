@@ -9,8 +9,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, wait
-from contextlib import suppress
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from os import getpid
@@ -91,8 +91,8 @@ class Prefetch(Iterator[R]):
         threads: number of plans and jobs at a time; 0 does each when its result is asked for.
         most_bytes: most bytes of the results that wait or are worked on; at least one job is done
             in any case, and `MOST_AHEAD` at most.
-        watchdog_s: seconds of waiting for a result after which `watch` is called, once; without
-            threads when the result is there.
+        watchdog_s: seconds of waiting for a result after which `watch` is called, once, in a
+            thread of its own, with the thread that is at the result.
         together: begins what the jobs of several plans wait for, such as requests to a store. As
             many plans as are ahead already, at least one, are then made together, as soon as there
             is room for as many: the first job is not kept waiting, and the last ones of those ahead
@@ -157,7 +157,7 @@ class Prefetch(Iterator[R]):
             )
         step_s = time.perf_counter() - self._handed_at
         was_alone = self._is_alone
-        if self._most_threads == 1 and self._together is None and self._watchdog_s is None:
+        if self._most_threads == 1 and self._together is None:
             self._quick = self._quick + 1 if step_s < HAND_OVER_S else 0
             is_long = self._work_s >= LEAST_WORK_S
             self._helps = self._quick > 0 and is_long
@@ -198,17 +198,24 @@ class Prefetch(Iterator[R]):
             self._left_alone = ALONE
 
     def _result(self, slot: _Slot[R]) -> R:
-        began = time.perf_counter()
-        if self._is_alone or self._helps:
-            self._work_here(slot)
-        if self._watchdog_s is not None and self._watch is not None:
-            if self._is_alone:
-                late = slot.work_s > self._watchdog_s
-            else:
-                late = not wait([slot.result], self._watchdog_s).done
-            if late:
-                self._watch(slot.thread, time.perf_counter() - began)
-        return slot.result.result()
+        with self._watched(slot):
+            if self._is_alone or self._helps:
+                self._work_here(slot)
+            return slot.result.result()
+
+    @contextmanager
+    def _watched(self, slot: _Slot[R]) -> Iterator[None]:
+        if self._watchdog_s is None or self._watch is None or slot.result.done():
+            yield
+            return
+        watch, seconds = self._watch, self._watchdog_s
+        timer = threading.Timer(seconds, lambda: watch(slot.thread, seconds))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def ahead(self) -> tuple[int, int]:
         """Count the results that wait to be handed on, and their bytes."""

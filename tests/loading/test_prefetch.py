@@ -360,23 +360,27 @@ def test_a_quick_loop_that_is_closed_by_another_thread_ends(
     closing.join()
 
 
-def test_with_a_watchdog_a_quick_loop_leaves_the_work_to_the_thread(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("threads", "quick"), [(0, 20), (1, 20), (1, 0)])
+def test_a_watchdog_tells_while_a_result_is_late_in_any_thread(
+    threads: int, quick: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefetch, "HAND_OVER_S", math.inf)
-    monkeypatch.setattr(prefetch, "QUICK", 0)
+    monkeypatch.setattr(prefetch, "QUICK", quick)
     told: list[int] = []
+    at: list[int] = []
 
     def stuck(number: int) -> int:
-        for _ in range(10_000 * (number == 3)):
-            if told:
-                break
-            time.sleep(0.001)
+        if number == 3:
+            at.append(threading.get_ident())
+            for _ in range(10_000):
+                if told:
+                    break
+                time.sleep(0.001)
         return number
 
-    watched = Prefetch(plans(5, run=stuck), 1, 1, 0.01, lambda thread, seconds: told.append(thread))
-    assert list(watched) == [*range(5)]
-    assert threading.get_ident() not in told
+    watch = lambda thread, seconds: told.append(thread)  # noqa: E731
+    assert list(Prefetch(plans(5, run=stuck), threads, 1, 0.01, watch)) == [*range(5)]
+    assert at == told
 
 
 def busy_in_python(seconds: float) -> None:
