@@ -422,7 +422,7 @@ def test_values_of_lmdb_that_say_too_little_are_refused(
 ) -> None:
     source = lmdb_of(tmp_path, {"u1": value})
     message = refused(source, tmp_path, match)
-    assert "as by featcache.convert({k.decode(): " in message or "damaged" in message
+    assert "as by featcache.convert([(k.decode(), " in message or "damaged" in message
 
 
 @pytest.mark.parametrize("door", ["adopt", "convert"])
