@@ -232,7 +232,7 @@ class EpochRule:
         return [batches[number] for number in order.tolist()]
 
 
-def mixed(batches: BatchList, epoch: int, seed: int) -> BatchList:
+def reshuffled(batches: BatchList, epoch: int, seed: int) -> BatchList:
     """Shuffle the utterances of all batches into batches of the size of the first.
 
     Raises `ConfigError` if the first batch is empty.

@@ -24,8 +24,8 @@ from featcache.espnet.dataset_input import (
     batch_list,
     check_names,
     epoch_loader,
-    mixed,
     random_state,
+    reshuffled,
     with_lengths,
 )
 from featcache.samplers import Batches, resolve_rank
@@ -145,7 +145,7 @@ class SequenceIterFactory:
         """
         batches = self._epochs.batches(self.batches, epoch, shuffle)
         if self._mix:
-            batches = mixed(batches, epoch, self._epochs.seed)
+            batches = reshuffled(batches, epoch, self._epochs.seed)
         return self._loader(batches, epoch + self._epochs.seed)
 
 

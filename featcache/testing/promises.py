@@ -335,7 +335,7 @@ class Durability:
         writer.close()
         after = disk.after_a_power_cut(tmp_path / "closed")
         assert_hold(after, written)
-        assert files_of(after) == files_of(disk.directory), (
+        assert contents_below(after) == contents_below(disk.directory), (
             "close leaves nothing that is not durable"
         )
 
@@ -385,7 +385,7 @@ class Disk:
             self._copy(*below, copy / name)
 
 
-def files_of(directory: Path) -> dict[str, bytes]:
+def contents_below(directory: Path) -> dict[str, bytes]:
     """Return the content of all files by path."""
     files = (path for path in directory.rglob("*") if path.is_file())
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
@@ -417,7 +417,7 @@ class Finishing:
             left = tmp_path / f"left-{count}"
             specs, written = leave(storage, left, dims, end)
             for _ in range(2):
-                for path in files_of(left):
+                for path in contents_below(left):
                     with (left / path).open("ab") as file:
                         file.write(TORN)
                 backend.finish(left, specs, written[:count])
@@ -465,7 +465,7 @@ class Finishing:
         backend = finishing(storage)
         closed = closed_files(storage, tmp_path / "closed", DIMS, COMMITTED)
         specs, written = leave(storage, tmp_path / "left", DIMS)
-        entries = itertools.product(entries_of(tmp_path / "left"), ("symbolic", "hard"))
+        entries = itertools.product(paths_below(tmp_path / "left"), ("symbolic", "hard"))
         for number, (path, kind) in enumerate(entries):
             left, outside = tmp_path / f"{number}", tmp_path / f"outside-{number}"
             shutil.copytree(tmp_path / "left", left)
@@ -476,20 +476,20 @@ class Finishing:
                 (left / path).hardlink_to(outside)
             else:
                 (left / path).symlink_to(outside)
-            before = files_of(outside) if outside.is_dir() else outside.read_bytes()
+            before = contents_below(outside) if outside.is_dir() else outside.read_bytes()
             try:
                 backend.finish(left, specs, written[:COMMITTED])
                 assert_files(left, closed, path)
             except CorruptCacheError:
                 pass
-            assert before == (files_of(outside) if outside.is_dir() else outside.read_bytes())
+            assert before == (contents_below(outside) if outside.is_dir() else outside.read_bytes())
 
     def test_files_that_are_not_those_of_the_writer_are_refused(
         self, storage: Storage, tmp_path: Path
     ) -> None:
         backend = finishing(storage)
         specs, written = leave(storage, tmp_path / "left", DIMS)
-        before = files_of(tmp_path / "left")
+        before = contents_below(tmp_path / "left")
         id, arrays = written[2]
         rows, extents = arrays["fbank"]
         elsewhere = Extent(extents[0].container, extents[0].offset + 64, extents[0].nbytes)
@@ -526,7 +526,7 @@ def leave(
 def closed_files(storage: Storage, directory: Path, dims: Dims, count: int) -> dict[str, bytes]:
     """Return the files of a writer that was closed after `count` utterances."""
     _write_some(storage, directory, dims, count, "close")
-    return files_of(directory)
+    return contents_below(directory)
 
 
 def _write_some(
@@ -555,13 +555,13 @@ def _write_some(
 
 def assert_files(directory: Path, expected: dict[str, bytes], what: object = "") -> None:
     """Fail unless a directory has exactly these files."""
-    found = files_of(directory)
+    found = contents_below(directory)
     assert set(found) == set(expected), what
     for path, content in expected.items():
         assert found[path] == content, (what, path)
 
 
-def entries_of(directory: Path) -> Iterable[str]:
+def paths_below(directory: Path) -> Iterable[str]:
     """Return the paths of all files and directories."""
     return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*"))
 
@@ -654,7 +654,7 @@ class NativeFiles:
         extents: dict[str, dict[str, tuple[Extent, ...]]] = {}
         written: Written = []
         for number, id in enumerate(ids):
-            arrays = {spec.name: some_rows(spec, number) for spec in specs}
+            arrays = {spec.name: rows_numbered(spec, number) for spec in specs}
             if is_refused(writer, id, arrays):
                 continue
             encoded = {
@@ -680,7 +680,7 @@ class NativeFiles:
         return read, written
 
 
-def some_rows(spec: FeatureSpec, number: int) -> Array:
+def rows_numbered(spec: FeatureSpec, number: int) -> Array:
     """Make an array of shape (rows, *dims), without frames now and then."""
     rows = number % 4 if spec.has_frames else 1
     return random_numbers(spec.dtype, (rows, *spec.dims), seed=number)

@@ -137,7 +137,7 @@ def caches(
     return declared, utterances
 
 
-def windows(frames: int) -> st.SearchStrategy[Sequence[int]]:
+def windows_drawn(frames: int) -> st.SearchStrategy[Sequence[int]]:
     """First and last frame of a window, sorted."""
     return st.lists(st.integers(0, frames), min_size=2, max_size=2).map(sorted)
 
@@ -351,7 +351,7 @@ class RoundTrips:
                 for feature in features:
                     for id in cache if feature.time_axis == 0 else ():
                         whole = cache.read(id, feature.name)
-                        start, stop = data.draw(windows(len(whole)), "window")
+                        start, stop = data.draw(windows_drawn(len(whole)), "window")
                         window = cache.read(id, feature.name, start, stop)
                         assert window.tobytes() == whole[start:stop].tobytes()
 
