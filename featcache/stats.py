@@ -1,4 +1,4 @@
-"""Mean and variance over all frames of a feature: a by-product of writing, merged exactly."""
+"""Mean and variance over all frames of a feature: merged exactly, and taken away where rows go."""
 
 from __future__ import annotations
 

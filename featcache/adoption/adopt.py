@@ -30,7 +30,7 @@ from featcache.adoptable import (
 from featcache.adoption.checks import check_found, check_shapes
 from featcache.adoption.libraries.payloads import LOAD_IT
 from featcache.adoption.libraries.refused import known_way, way_out
-from featcache.adoption.place import LocalPlace, UrlPlace, is_pattern
+from featcache.adoption.place import LocalPlace, Tell, UrlPlace, is_pattern, tell_nobody
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import (
     AdoptionError,
@@ -249,17 +249,18 @@ def adopt(
     """
     given = _one_source(source)
     path = directory(cache, "a cache").absolute()
-    place, what = place_of(given, remote)
-    if isinstance(given, Path):
-        _refuse_inside(path, given)
     options = Options(feature, pattern, time_axis)
     FeatureStorageConfig(feature, nonfinite=nonfinite)  # a wrong name is told before files are read
-    chosen = kind_of(place, what, kind)
-    if pattern is not None and not getattr(chosen, "takes_pattern", False):
-        raise ConfigError(f"kind {chosen.name!r} takes no pattern")
-    if pattern is None and not overwrite:
-        _refuse_again(path, chosen.name, feature)
-    found, adopted = _indexed(place, what, chosen, options)
+    if isinstance(given, Path):
+        _refuse_inside(path, given)
+    with bar(f"adopt {PurePath(given).name}", None, unit=" files") as shown:
+        place, what = place_of(given, remote, shown.update)
+        chosen = kind_of(place, what, kind)
+        if pattern is not None and not getattr(chosen, "takes_pattern", False):
+            raise ConfigError(f"kind {chosen.name!r} takes no pattern")
+        if pattern is None and not overwrite:
+            _refuse_again(path, chosen.name, feature)
+        found, adopted = _indexed(place, what, chosen, options)
     declared = {name: _declared(name, each, nonfinite) for name, each in found.features.items()}
     publish_adopted(path, declared, found, adopted, overwrite=overwrite)
     return open_cache(path, remote=remote)
@@ -270,9 +271,7 @@ def _indexed(
 ) -> tuple[Found, Source]:
     """Return what a kind finds in a source, checked, and the files that it lies in."""
     try:
-        with bar(f"adopt {PurePath(place.name).name}", None, unit=" files") as shown:
-            place.tell = shown.update
-            found = kind.index(place, what, options)
+        found = kind.index(place, what, options)
         adopted = _source_of(place, found.containers, kind.name, is_folder=not what)
         check_found(found, adopted.sizes)
         pattern = found.pattern if getattr(kind, "takes_pattern", False) else None
@@ -405,35 +404,35 @@ def _refuse_own_at(place: LocalPlace | UrlPlace, folder: str) -> None:
 
 
 def place_of(
-    source: PathOrUrl, remote: RemoteOptions = DEFAULT
+    source: PathOrUrl, remote: RemoteOptions = DEFAULT, tell: Tell = tell_nobody
 ) -> tuple[LocalPlace | UrlPlace, str]:
     """Return the place that a kind may look at, and the file in it that the user named."""
     if isinstance(source, str):
-        return _place_at(source, options_with_pages(remote))
+        return _place_at(source, options_with_pages(remote), tell)
     refuse_own(source)
     if source.is_dir():
-        return LocalPlace(source), ""
+        return LocalPlace(source, tell=tell), ""
     if source.exists():
-        return LocalPlace(source.parent, source.name), source.name
+        return LocalPlace(source.parent, source.name, tell=tell), source.name
     if is_pattern(source.name) and source.parent.is_dir():
-        return LocalPlace(source.parent, source.name), ""
+        return LocalPlace(source.parent, source.name, tell=tell), ""
     braces = "; '*' stands for what differs in names" if "{" in source.name else ""
     raise AdoptionError(f"the source {str(source)!r} does not exist{braces}")
 
 
-def _place_at(url: str, options: RemoteOptions) -> tuple[UrlPlace, str]:
+def _place_at(url: str, options: RemoteOptions, tell: Tell) -> tuple[UrlPlace, str]:
     """Return the place of a URL: of a file where an object is called so, else of a folder."""
     folder, _, name = url.rstrip("/").rpartition("/")
     is_folder = url.endswith("/") or folder.endswith(":/")  # of a whole bucket
     if not is_folder and is_pattern(name):
-        return UrlPlace(folder, options, name), ""
+        return UrlPlace(folder, options, name, tell=tell), ""
     if not is_folder:
-        place = UrlPlace(folder, options, unquote(name))
+        place = UrlPlace(folder, options, unquote(name), tell=tell)
         if place.has(where := place.absolute(unquote(name))):
             if {PARTS, SETS} & {*where.split("/")}:
                 _refuse_own_at(place, where)
             return place, unquote(name)
-    place = UrlPlace(url, options)
+    place = UrlPlace(url, options, tell=tell)
     _refuse_own_at(place, place.root)
     try:
         if next(place.files(), None) is not None:

@@ -44,6 +44,13 @@ WINDOW_BYTES = 4096  # read at once: the heads around an array, and small arrays
 _FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
+Tell = Callable[[int], object]
+
+
+def tell_nobody(count: int) -> None:
+    """Do nothing."""
+
+
 class LocalPlace:
     """Reads files of the local file system, and notes what each was like when it was first opened.
 
@@ -51,17 +58,18 @@ class LocalPlace:
         root: the folder.
         only: the files that the user means, relative to it, maybe with `*`; empty: all below it.
 
+        tell: called with 1 for each file that is opened for the first time.
+
     Attributes:
         root: the folder, without links on the way.
-        tell: called with 1 for each file that is opened for the first time.
     """
 
     is_local = True
 
-    def __init__(self, root: Path, only: str = "") -> None:
+    def __init__(self, root: Path, only: str = "", *, tell: Tell = tell_nobody) -> None:
         self.name = str(root / only)
         self.root = os.path.realpath(root)
-        self.tell: Callable[[int], object] = lambda count: None
+        self._tell = tell
         self._seen: dict[str, tuple[int, int]] = {}  # size and time of change
         self._only = only
         self._lock = threading.Lock()
@@ -136,7 +144,7 @@ class LocalPlace:
         with self._lock:
             found = (status.st_size, status.st_mtime_ns)
             if path not in self._seen:
-                self.tell(1)
+                self._tell(1)
             if self._seen.setdefault(path, found) != found:
                 raise AdoptionError(
                     f"{self._path(path)!r} is being written; adopt it when it is finished"
@@ -248,22 +256,23 @@ class UrlPlace:
     Args:
         url: the folder.
         options: how it is reached, with a directory for pages.
-        only: as of `LocalPlace`.
+        only, tell: as of `LocalPlace`, of objects.
 
     Attributes:
         root: the path of the folder within the store, with a slash in front.
-        tell: called with 1 for each object that is opened for the first time.
         is_sure: whether all objects seen had an ETag that changes with any byte.
     """
 
     is_local = False
 
-    def __init__(self, url: str, options: RemoteOptions, only: str = "") -> None:
+    def __init__(
+        self, url: str, options: RemoteOptions, only: str = "", *, tell: Tell = tell_nobody
+    ) -> None:
         place = RemotePlace.of(url, options)
         self.name = f"{place.url}/{only}" if only else place.url
         parts = urlsplit(place.url)
         self.root = f"/{place.path('')}".rstrip("/") or "/"
-        self.tell: Callable[[int], object] = lambda count: None
+        self._tell = tell
         self.is_sure = True
         self._only = only
         self._store = RemotePlace(f"{parts.scheme}://{parts.netloc}", options)
@@ -313,7 +322,7 @@ class UrlPlace:
         with self._lock:
             if path not in self._opened:
                 self._opened.add(path)
-                self.tell(1)
+                self._tell(1)
         yield _OpenObject(self._files, number, path, self.absolute(path), self._looks[number].size)
 
     def local(self, path: str) -> Path:

@@ -1,1 +1,1 @@
-"""Filling a cache from a data set and a function: here, on ranks or on workers; and its check."""
+"""Filling a cache from a data set and a function: here, on ranks or on workers that may die."""

@@ -1,4 +1,4 @@
-"""Extraction on Dask's workers: their tasks, and the driver that hands these out."""
+"""Extraction on Dask workers: tasks, and the driver that hands them out, again if one dies."""
 
 from __future__ import annotations
 

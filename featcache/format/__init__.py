@@ -1,14 +1,5 @@
 """A cache on disk, both ways: bytes to values and back; states of a build, fingerprints."""
 
-from featcache.format.annotation_columns import (
-    PREFIX,
-    Column,
-    Taken,
-    joined,
-    read_column,
-    read_whole_column,
-    stored_columns,
-)
 from featcache.format.annotations import (
     MOST_OF_ONE,
     NONE,
@@ -179,6 +170,15 @@ from featcache.format.part import (
     sealed_in,
     sealed_parts,
     string_columns,
+)
+from featcache.format.value_columns import (
+    PREFIX,
+    Column,
+    Taken,
+    joined,
+    read_column,
+    read_whole_column,
+    stored_columns,
 )
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Annotations: values of an utterance that are no features. Their kinds, and checks of both."""
+"""Annotations: values of an utterance that are no features; which kind a name has, and checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from featcache.format.files import within
 #
 # An annotation is text ("str"), a number ("int", of 64 bits, or "float"), "bool", or a list of
 # numbers ("ints", "floats"); all utterances of a cache have one kind of it, or none of it. The
-# columns that they become are in `annotation_columns`.
+# columns that they become are in `value_columns`.
 
 Value = str | int | float | bool | list[int] | list[float]
 Values = Mapping[str, Value]  # of one utterance, by name; those that are missing are not there

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from featcache._cached import cached_property
 from featcache.container_files import PAGE_BYTES, Pages, read_at
 from featcache.errors import ConfigError, CorruptCacheError
-from featcache.format.annotation_columns import stored_kinds
 from featcache.format.columns import DAMAGED, ColumnFile, Strings, ends_of
 from featcache.format.files import newer, within
+from featcache.format.value_columns import stored_kinds
 from featcache.interface import Bytes, Ints
 from featcache.stats import FeatureStats
 

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from featcache.container_files import PAGE_BYTES, EncodedArrays, Pages, sync_directory
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CorruptCacheError, FormatVersionError
-from featcache.format.annotation_columns import Column, read_whole_column, stored_columns
 from featcache.format.annotations import Values, kinds_of
 from featcache.format.columns import ColumnFile, Number, Strings, argsort_ids, ends_of, size_of
 from featcache.format.files import (
@@ -51,6 +50,7 @@ from featcache.format.index import (
 )
 from featcache.format.journal import JOURNAL, Header, Journal, read_journal
 from featcache.format.manifest import PARTS, Manifest, PartEntry, read_manifest
+from featcache.format.value_columns import Column, read_whole_column, stored_columns
 from featcache.interface import Array, Ints
 from featcache.stats import FeatureStats
 

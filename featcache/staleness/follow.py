@@ -35,7 +35,6 @@ from featcache.staleness.members import (
     step_into,
     within,
 )
-from featcache.staleness.modules import ModuleDescription, describe_module
 from featcache.staleness.names import (
     Chain,
     MentionedNames,
@@ -45,6 +44,7 @@ from featcache.staleness.names import (
     is_changed,
     names_of,
 )
+from featcache.staleness.torch_modules import ModuleDescription, describe_module
 from featcache.staleness.values import MISSING, Values, proxied
 
 # Reading of one function: what the chains of names in it stand for.

@@ -13,7 +13,7 @@ where the code names them:
 - torch: the settings of torch that change what it computes.
 
 What the code itself writes (caches, counters) is none of these. Values are described as
-`featcache.staleness.values` says, modules as `featcache.staleness.modules`.
+`featcache.staleness.values` says, modules as `featcache.staleness.torch_modules`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from featcache.format import RULES
 from featcache.staleness.code import code_digest, is_users, tree_digest
 from featcache.staleness.follow import Follower, Function, Place
 from featcache.staleness.members import functions_in, is_method, is_pythons, step_into
-from featcache.staleness.modules import unwrapped
 from featcache.staleness.names import Chain, Step
+from featcache.staleness.torch_modules import unwrapped
 from featcache.staleness.values import (
     MISSING,
     NOTHING,

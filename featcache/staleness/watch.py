@@ -38,8 +38,8 @@ from featcache.errors import ConfigError
 from featcache.format import ABSENT, RULES, canonical, differences
 from featcache.interface import Array
 from featcache.staleness.code import is_users, is_users_module, nested
-from featcache.staleness.modules import ModuleDescription, parts_of
 from featcache.staleness.provenance import VERSION, Provenance, TooDeepError
+from featcache.staleness.torch_modules import ModuleDescription, parts_of
 
 # `Watch`: notices changes of the code, settings and weights that features are made with.
 

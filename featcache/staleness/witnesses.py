@@ -23,8 +23,8 @@ import torch
 from featcache.format import digest
 from featcache.staleness.code import is_users_module, parsed
 from featcache.staleness.follow import Follower
-from featcache.staleness.modules import ModuleDescription
 from featcache.staleness.provenance import Provenance, hparams_of
+from featcache.staleness.torch_modules import ModuleDescription
 from featcache.staleness.values import NOTHING, Values, settled
 
 # Definitions in the user's files: digests of functions and constants, needed or not.

@@ -1,4 +1,4 @@
-"""Dask alone: clients, their workers, and tasks that outlive a lost worker.
+"""Dask alone: clients, workers, attempts at tasks, and how the loss of a worker is noticed.
 
 Knows neither features nor caches. A program of its own on workers has `workers_of`, hands out tasks
 with `Dispatch`, and begins each in a worker as one of its `Attempts`.

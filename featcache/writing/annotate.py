@@ -16,14 +16,6 @@ from typing import Any, Literal, Protocol, TextIO, cast
 import numpy as np
 
 from featcache.errors import ConfigError, DuplicateIdError, FeatureError, KeyNotFoundError
-from featcache.format.annotation_columns import (
-    PREFIX,
-    Column,
-    joined,
-    read_column,
-    stored_columns,
-    stored_kinds,
-)
 from featcache.format.annotations import (
     MOST_OF_ONE,
     Value,
@@ -48,6 +40,14 @@ from featcache.format.manifest import (
     new_generation_name,
 )
 from featcache.format.part import Columns, SealedPart
+from featcache.format.value_columns import (
+    PREFIX,
+    Column,
+    joined,
+    read_column,
+    stored_columns,
+    stored_kinds,
+)
 from featcache.interface import Ints
 from featcache.reading.verify import raise_damage
 from featcache.writing.held import HeldCache, held_to_edit

@@ -19,7 +19,6 @@ from featcache.container_files import Pages, sync_directory
 from featcache.container_files.lock import FILES as LOCK_FILES
 from featcache.container_files.lock import WriterLock
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
-from featcache.format.annotation_columns import Column, stored_columns
 from featcache.format.columns import ColumnFile
 from featcache.format.files import entries, make_directory
 from featcache.format.index import Index, read_index
@@ -41,15 +40,16 @@ from featcache.format.part import (
     remove_part,
     rows_of,
 )
+from featcache.format.value_columns import Column, stored_columns
 from featcache.interface import Ints
 from featcache.reading.generation import Generation
-from featcache.writing.changes import Changes
 from featcache.writing.copies import FANOUT, LARGE, CopySource, StoredArrays, copy_rows, fullness
 from featcache.writing.free_space import check_free, margin
 from featcache.writing.held import HeldCache
 from featcache.writing.open_part import Declarations, page_columns, write_seal
 from featcache.writing.publish import AnnotatedRows, ExpectedIds, merged_stats, publish
 from featcache.writing.recover import check_none_lives
+from featcache.writing.tombstones import Changes
 
 # Groups of small parts that become one, so that many appends leave few parts.
 #

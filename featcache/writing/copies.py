@@ -15,7 +15,6 @@ from featcache._progress import Interval
 from featcache.container_files import EncodedArrays, Piece, cut
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CorruptCacheError
-from featcache.format.annotation_columns import joined, stored_columns
 from featcache.format.annotations import NONE, Values
 from featcache.format.columns import ends_of
 from featcache.format.files import remedy
@@ -23,6 +22,7 @@ from featcache.format.index import UNKNOWN, FeatureColumns, Index, Stamps, hash_
 from featcache.format.journal import Header
 from featcache.format.manifest import PARTS
 from featcache.format.part import Columns, SealedPart, as_known, header_for, read_part
+from featcache.format.value_columns import joined, stored_columns
 from featcache.interface import Ints
 from featcache.reading.containers import Containers
 from featcache.reading.generation import Generation

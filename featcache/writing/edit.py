@@ -46,7 +46,6 @@ from featcache.reading.generation import Generation
 from featcache.reading.roots import NO_ROOTS, AdoptedFiles, Roots
 from featcache.reading.verify import pages_in_store
 from featcache.stats import FeatureStats
-from featcache.writing.changes import Changes
 from featcache.writing.compact import UNCHANGED, live_rows, refused_tags, seal_again
 from featcache.writing.compact import compact as compact_parts
 from featcache.writing.held import HeldCache, check_not_overwritten, held_to_edit
@@ -54,6 +53,7 @@ from featcache.writing.open_part import Declarations
 from featcache.writing.publish import ExpectedIds, prepared, publish
 from featcache.writing.session import WriteSession, session_of
 from featcache.writing.sets import write_together
+from featcache.writing.tombstones import Changes
 
 # Lines about utterances that are deleted, in files of whoever works in a cache.
 #

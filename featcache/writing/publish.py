@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from featcache._cached import cached_property
 from featcache.errors import CorruptCacheError, FeatureError
-from featcache.format.annotation_columns import Column, joined, read_whole_column, stored_columns
 from featcache.format.annotations import wider_kind
 from featcache.format.columns import DAMAGED, ColumnFile, Strings, are_equal, save_columns
 from featcache.format.index import (
@@ -50,11 +49,12 @@ from featcache.format.part import (
     rows_of,
     string_columns,
 )
+from featcache.format.value_columns import Column, joined, read_whole_column, stored_columns
 from featcache.interface import Ints
 from featcache.reading.verify import container_damage, own_containers, raise_damage
 from featcache.stats import FeatureStats
-from featcache.writing.changes import Changes, with_changes, without_doubled
 from featcache.writing.held import HeldCache, remove_superseded, stored_indexes, write_readme
+from featcache.writing.tombstones import Changes, with_changes, without_doubled
 
 # The outcome of writing: which ids are expected, which of them failed, and what that comes to.
 

@@ -1,4 +1,4 @@
-"""Brings back what a writer that died had committed.
+"""Recovery of what a writer that died had committed.
 
 A part whose formats can be finished where they lie is sealed in place. Of others (an `.h5` that was
 not closed is unreadable for its own tools) the committed bytes are copied, block by block as they
@@ -29,13 +29,13 @@ from featcache.container_files.lock import (
 from featcache.container_files.lock import NAME as LOCK
 from featcache.errors import CacheLockedError, CorruptCacheError
 from featcache.format import journal as journals
-from featcache.format.annotation_columns import Column
 from featcache.format.annotations import kinds_of
 from featcache.format.files import remedy, remove_unfinished
 from featcache.format.index import ContainerColumns
 from featcache.format.journal import Journal, Placed, Utterance, read_journal
 from featcache.format.manifest import PARTS, Manifest
 from featcache.format.part import SEAL, SealedPart, checksum, read_part, remove_part
+from featcache.format.value_columns import Column
 from featcache.interface import Extent, FinishesFiles
 from featcache.reading.containers import Containers
 from featcache.stats import FeatureStats

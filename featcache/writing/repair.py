@@ -22,7 +22,6 @@ from featcache._progress import bar
 from featcache.container_files import Pages, sync_directory, sync_file, write_durably
 from featcache.container_files.lock import WriterLock, is_locked
 from featcache.errors import CorruptCacheError, counted
-from featcache.format.annotation_columns import Column
 from featcache.format.columns import ColumnFile
 from featcache.format.feature_sets import every_directory, set_directories, set_names
 from featcache.format.files import digest, explained, read_within, reading
@@ -53,8 +52,11 @@ from featcache.format.manifest import (
     write_manifest,
 )
 from featcache.format.part import SEAL, SealedPart, part_directories, remove_part, with_sizes
+from featcache.format.value_columns import Column
 from featcache.interface import Ints
-from featcache.reading.damage import (
+from featcache.reading.feature_arrays import OpenedPart
+from featcache.reading.roots import NO_ROOTS, Roots
+from featcache.reading.salvage import (
     IDS,
     CacheDamage,
     GenerationDamage,
@@ -63,10 +65,7 @@ from featcache.reading.damage import (
     PartDamage,
     Told,
 )
-from featcache.reading.feature_arrays import OpenedPart
-from featcache.reading.roots import NO_ROOTS, Roots
 from featcache.reading.verify import PageDamage, Tell, unless_damaged
-from featcache.writing.changes import Changes, stats_of
 from featcache.writing.compact import UNCHANGED, seal_adopted
 from featcache.writing.copies import CopySource, StoredArrays, copy_rows
 from featcache.writing.free_space import check_free, margin
@@ -85,6 +84,7 @@ from featcache.writing.publish import (
 )
 from featcache.writing.recover import DAMAGED, still_written
 from featcache.writing.sets import name_whole_sets, write_together
+from featcache.writing.tombstones import Changes, stats_of
 
 # The outcome of a repair, done or only looked at.
 

@@ -38,7 +38,6 @@ from featcache.format.part import SealedPart, committed_builds, sealed_in
 from featcache.reading.opening import note_compared
 from featcache.reading.verify import container_damage, own_containers, raise_damage
 from featcache.writing.background import close_at_exit, nothing
-from featcache.writing.changes import Changes, find_tombstones, with_changes
 from featcache.writing.compact import UNCHANGED, merge_small
 from featcache.writing.held import (
     HeldCache,
@@ -52,6 +51,7 @@ from featcache.writing.part_writer import PartWriter
 from featcache.writing.publish import ExpectedIds, publish
 from featcache.writing.recover import check_none_lives, recover_parts
 from featcache.writing.sets import claim_directory, clear_up, name_set
+from featcache.writing.tombstones import Changes, find_tombstones, with_changes
 
 _log = logging.getLogger("featcache")
 

@@ -12,7 +12,7 @@ from featcache.interface import FeatureSpec, SupportsPages
 from featcache.testing import BackendContract
 from featcache.testing.backend_under_test import Storage
 from featcache.testing.contract import packages
-from featcache.testing.promises import append_all, files_of
+from featcache.testing.promises import append_all, contents_below
 
 
 class KnowsItsPages:
@@ -22,7 +22,7 @@ class KnowsItsPages:
         writer, _ = append_all(storage, tmp_path)
         writer.close()
         assert isinstance(writer, SupportsPages)
-        assert set(writer.pages()) == set(files_of(tmp_path))
+        assert set(writer.pages()) == set(contents_below(tmp_path))
 
 
 class TestMemmap(BackendContract, KnowsItsPages):

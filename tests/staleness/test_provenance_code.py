@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from featcache.format import canonical, differences
-from featcache.staleness import modules as described
+from featcache.staleness import torch_modules as described
 from featcache.staleness.code import code_of
 from featcache.staleness.follow import Follower
 from featcache.staleness.provenance import Provenance, provenance

@@ -546,7 +546,7 @@ def test_a_lack_of_rights_is_no_damage(plain: Path, monkeypatch: pytest.MonkeyPa
     def refused(*_: object) -> int:
         raise PermissionError(errno.EACCES, "Permission denied", "fbank.npy")
 
-    monkeypatch.setattr("featcache.reading.damage.open_within", refused)
+    monkeypatch.setattr("featcache.reading.salvage.open_within", refused)
     untouched = snapshot(plain)
     with pytest.raises(CacheError, match="Permission denied"):
         repair(plain)

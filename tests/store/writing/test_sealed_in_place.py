@@ -20,7 +20,7 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
 from featcache.format import COLUMNS, SEAL, journal
-from featcache.testing.promises import Interruption, files_of, interrupted
+from featcache.testing.promises import Interruption, contents_below, interrupted
 from featcache.writing import recover
 from featcache.writing.held import HeldCache
 from featcache.writing.open_part import container_groups
@@ -128,7 +128,7 @@ def leave(path: Path, features: Features) -> str:
 def containers_of(part: Path) -> dict[str, bytes]:
     """Return the files of a part that are of its formats."""
     ours = {journal.JOURNAL, "writer.lock", "writer.json", COLUMNS, SEAL}
-    return {name: data for name, data in files_of(part).items() if name not in ours}
+    return {name: data for name, data in contents_below(part).items() if name not in ours}
 
 
 def closed(path: Path, features: Features) -> featcache.Cache:
@@ -172,7 +172,7 @@ def test_a_part_is_sealed_where_it_lies(
     if layout in IN_PLACE:
         [other] = (tmp_path / "closed" / "parts").iterdir()
         assert containers_of(left / "parts" / part) == containers_of(other)
-        assert set(files_of(left / "parts" / part)) == set(files_of(other))
+        assert set(contents_below(left / "parts" / part)) == set(contents_below(other))
 
 
 @each_layout

@@ -1,4 +1,4 @@
-"""Changes of what sealed parts say of their rows: deleted ones, stamps, and the statistics left."""
+"""Tombstones: rows of sealed parts that are deleted, and the statistics that remain; new stamps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Damage of a cache, part by part, and the utterances that can be saved from it, as values.
+"""Salvage of a damaged cache: what is lost and what is intact, part by part, as values.
 
-Here everything is read and nothing written; `verify` tells the same in sentences.
+Here everything is read and nothing written. `verify` finds the damage, and tells it in sentences.
 """
 
 from __future__ import annotations
