@@ -22,6 +22,7 @@
     │   ├── StaleCacheError                  made from something else than what is declared now
     │   ├── CacheLockedError                 another writer is at work
     │   ├── StorageFullError                 no space left for what is coming
+    │   ├── ReadOnlyError (KeyNotFoundError) what is to be read alone lacks an utterance
     │   └── RemoteError                      a store that does not answer, or refuses
     └── IncompleteError (RuntimeError)       an extraction or a cache that lacks utterances
 """
@@ -153,6 +154,13 @@ class CacheLockedError(CacheError):
 
 class StorageFullError(CacheError):
     """No space is left for what is coming."""
+
+
+class ReadOnlyError(CacheError, KeyNotFoundError):
+    """An utterance that is not stored, and that `file_mode="r"` neither computes nor stores.
+
+    An `OSError`, as h5py raises where SpeechBrain's cached items write to a file of mode "r".
+    """
 
 
 class RemoteError(CacheError):

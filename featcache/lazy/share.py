@@ -32,7 +32,7 @@ from featcache.errors import (
     ComputeError,
     DuplicateIdError,
     FeatureError,
-    KeyNotFoundError,
+    ReadOnlyError,
     StaleCacheError,
 )
 from featcache.extraction.process_part import WhileFilling
@@ -412,7 +412,7 @@ class Share:
         found = self._looked_up(call)
         while found is ABSENT:
             if self._plan.read_only:
-                raise KeyNotFoundError(
+                raise ReadOnlyError(
                     f"no utterance {id!r} in cache {str(self._plan.path)!r}, and file_mode='r' "
                     "computes none: take file_mode='a', or ask for one that is stored"
                 )

@@ -462,7 +462,7 @@ def cache(
 
     Args:
         cache_location: the cache directory; made at the first result.
-        file_mode: "a" computes and stores what is missing, "r" raises `KeyNotFoundError` for it.
+        file_mode: "a" computes and stores what is missing, "r" raises `ReadOnlyError` for it.
         cache_filename: a cache of that name, less its suffix, within `cache_location`.
         compression: "gzip", or a level from 0 to 9, stores losslessly compressed HDF5; None: raw
             numbers. For anything else declare `features`.
