@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 import xxhash
 
 from featcache.errors import ClosedError, CorruptCacheError, RemoteError
+from featcache.remote.pages import Locks
 from featcache.remote.places import RemotePlace
 
 T = TypeVar("T")
@@ -316,9 +317,13 @@ class Requests:
         self._eager, self._store = place.store(patient=False), place.store()
         self._obstore = importlib.import_module("obstore")
         self._errors = importlib.import_module("obstore.exceptions")
-        self._lock = threading.Lock()
+        self._locks = Locks()
         self._waiting: dict[Ask, None] = {}  # for their answers to begin
         self._is_watched = not place.options.hedge
+
+    @property
+    def _lock(self) -> threading.RLock:
+        return self._locks.mine()
 
     def __reduce__(self) -> tuple[object, ...]:
         return Requests, (self.place,)  # the store holds secrets

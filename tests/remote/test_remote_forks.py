@@ -21,7 +21,13 @@ from torch.utils.data import DataLoader
 import featcache
 from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig
 from featcache.errors import ClosedError
-from featcache.remote import RemoteOptions, options_with_pages, requests_to
+from featcache.remote import (
+    RemoteOptions,
+    RemotePlace,
+    options_with_pages,
+    requests_to,
+    with_pages,
+)
 
 pytest.importorskip("obstore")
 METHODS = ("fork", "spawn", "forkserver")
@@ -43,9 +49,12 @@ def server(tmp_path: Path) -> Iterator[RangeServer]:
         requests_to.cache_clear()
 
 
+def how(tmp_path: Path) -> RemoteOptions:
+    return RemoteOptions(pages=tmp_path / "pages", retry_s=5.0, timeout_s=5.0)
+
+
 def opened(server: RangeServer, tmp_path: Path) -> featcache.Cache:
-    how = RemoteOptions(pages=tmp_path / "pages", retry_s=5.0, timeout_s=5.0)
-    return featcache.open(f"{server.url}/c", remote=how)
+    return featcache.open(f"{server.url}/c", remote=how(tmp_path))
 
 
 def by_cache(cache: featcache.Cache) -> float:
@@ -123,6 +132,15 @@ def test_a_fork_reads_what_is_kept_already(way: str, server: RangeServer, tmp_pa
     asked = server.asked
     assert in_a_process("fork", way, cache) == pytest.approx(TOTAL)
     assert server.asked == asked
+
+
+def test_a_fork_reads_while_a_thread_counts_requests(server: RangeServer, tmp_path: Path) -> None:
+    cache = opened(server, tmp_path)
+    assert by_cache(cache) == pytest.approx(TOTAL)
+    requests = requests_to(with_pages(RemotePlace(f"{server.url}/c", how(tmp_path))))
+    assert requests.counts.gets  # those of the cache
+    with requests._lock:
+        assert in_a_process("fork", "loader", cache) == pytest.approx(TOTAL)
 
 
 @pytest.mark.parametrize("before", ["opened", "read"])
