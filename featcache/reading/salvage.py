@@ -6,8 +6,8 @@ Here everything is read and nothing written. `verify` finds the damage, and tell
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,7 +26,6 @@ from featcache.format import (
     SEAL,
     Column,
     ColumnFile,
-    FeatureColumns,
     FileSize,
     Index,
     Manifest,
@@ -239,7 +238,7 @@ class Told:
 # A part of a generation: its files compared, and its rows that are intact.
 
 
-@dataclass
+@dataclass(frozen=True)
 class PartDamage:
     """A part as a generation has it, compared with what was written.
 
@@ -253,11 +252,11 @@ class PartDamage:
     """
 
     entry: PartEntry
-    sealed: SealedPart | None = None
-    files: list[str] = field(default_factory=list)
-    saved: list[tuple[Told, Ints]] = field(default_factory=list)
-    lost: list[LostArray] = field(default_factory=list)
-    elsewhere: list[PageDamage] = field(default_factory=list)
+    sealed: SealedPart | None
+    files: list[str]
+    saved: list[tuple[Told, Ints]]
+    lost: list[LostArray]
+    elsewhere: list[PageDamage]
 
     @property
     def is_whole(self) -> bool:
@@ -272,8 +271,7 @@ class PartDamage:
     @property
     def ids(self) -> Iterator[str]:
         """The ids of the utterances that are saved."""
-        for told, rows in self.saved:
-            yield from told.index.ids.take(rows)
+        return _ids(self.saved)
 
 
 class PartReader:
@@ -305,18 +303,30 @@ class PartReader:
     def read(self, entry: PartEntry) -> PartDamage:
         """Compare a part, which the generation's manifest names, or only its seal."""
         self._check_source(entry)
-        found = PartDamage(entry)
-        own = self._own(found)
+        sealed, own, files = self._own(entry)
         sure = own is not None and not any(map(own.is_suspect, self._features))
         told = [own] if own is not None else []
         if not sure and self._columns is not None and entry in self._manifest.parts:
             told.append(self._of_generation(self._columns, entry))
+        saved: list[tuple[Told, Ints]] = []
         damaged: dict[tuple[str, str], LostArray] = {}
+        elsewhere: list[PageDamage] = []
         for each in told:
-            self._sort(found, each, damaged)
-        saved = {*found.ids} if damaged else set()
-        found.lost = [each for (id, _), each in damaged.items() if id not in saved]
-        return found
+            rows = each.named_rows()
+            wrong = self._wrong_pages(each, entry)
+            by_feature = {name: self._damaged(each, name, rows, wrong) for name in self._features}
+            good = np.setdiff1d(rows, np.concatenate([_NONE, *by_feature.values()]))
+            if saved:
+                seen = {*_ids(saved)}
+                good = good[np.array([id not in seen for id in each.index.ids.take(good)], bool)]
+            saved.append((each, good))
+            for name, some in by_feature.items():
+                for id, row in zip(each.index.ids.take(some), some.tolist(), strict=True):
+                    damaged.setdefault((id, name), self._lost(each, id, name, row, wrong))
+            elsewhere += _elsewhere(each, by_feature, wrong)
+        intact = {*_ids(saved)} if damaged else set()
+        lost = [each for (id, _), each in damaged.items() if id not in intact]
+        return PartDamage(entry, sealed, files, saved, lost, elsewhere)
 
     def _check_source(self, entry: PartEntry) -> None:
         """Refuse a part whose source is not there at all: it may only be mounted elsewhere."""
@@ -335,53 +345,52 @@ class PartReader:
                     f"the cache with roots={{{root.key!r}: <its directory>}}, and repair it then"
                 )
 
-    def _own(self, found: PartDamage) -> Told | None:
-        """Compare seal and columns, and return what the part itself says of its rows.
+    def _own(self, entry: PartEntry) -> tuple[SealedPart | None, Told | None, list[str]]:
+        """Return a part's seal, what its columns say of its rows, and which of these are damaged.
 
-        None if it cannot say which of them count.
+        What they say is None if it cannot tell which rows count.
         """
-        entry, directory = found.entry, f"{PARTS}/{found.entry.name}"
+        directory, files = f"{PARTS}/{entry.name}", list[str]()
         sealed = None
         with unless_damaged():
             sealed = read_part(self._cache, entry.name)
         if sealed is not None and sealed.entry.digest == entry.digest:
-            found.sealed = replace(sealed, entry=entry)
+            sealed = replace(sealed, entry=entry)
         else:
-            found.files.append(f"{directory}/{SEAL}")
-        digest = None if found.sealed is None else found.sealed.columns
+            sealed = None
+            files.append(f"{directory}/{SEAL}")
+        digest = None if sealed is None else sealed.columns
         columns = columns_of(self._cache, f"{directory}/{COLUMNS}", digest, [*self._features])
         if columns is None or columns.wrong:
-            found.files.append(f"{directory}/{COLUMNS}")
-        stones = entry.tombstones
-        stamps = None if columns is None else columns.stamps
-        left_out = self._beside(found, stones, lambda file: file.column("rows", np.int64))
+            files.append(f"{directory}/{COLUMNS}")
+        stones, stamps = entry.tombstones, None if columns is None else columns.stamps
+        left_out, wrong = self._beside(entry, stones, lambda file: file.column("rows", np.int64))
+        files += wrong
         if entry.stamps:
-            stamps = self._beside(found, entry.stamps, read_stamps)
+            stamps, wrong = self._beside(entry, entry.stamps, read_stamps)
+            files += wrong
         if columns is None or len(columns.index) != entry.rows or (stones and left_out is None):
-            return None
-        index, wrong = (
-            replace(columns.index, stamps=stamps),
-            columns.wrong - {*StampColumns._fields},
-        )
-        columns = replace(columns, index=index, wrong=wrong)
+            return sealed, None, files
+        index = replace(columns.index, stamps=stamps)
+        columns = replace(columns, index=index, wrong=columns.wrong - {*StampColumns._fields})
         rows = np.setdiff1d(np.arange(entry.rows), _NONE if left_out is None else left_out)
-        return Told.of(self._cache, columns, rows, directory, [entry], self._roots)
+        told = Told.of(self._cache, columns, rows, directory, [entry], self._roots)
+        return sealed, told, files
 
     def _beside(
         self,
-        found: PartDamage,
+        entry: PartEntry,
         beside: Tombstones | Restamps | None,
-        read: Callable[[ColumnFile], Value],
-    ) -> Value | None:
-        """Read a file beside the index; None, and note it, if it is not what was written."""
+        read: Callable[[ColumnFile], Value | None],
+    ) -> tuple[Value | None, list[str]]:
+        """Read a file beside the index; None, and its path, if it is not what was written."""
         if beside is None:
-            return None
-        path = f"{PARTS}/{found.entry.name}/{beside.file}"
+            return None, []
+        path = f"{PARTS}/{entry.name}/{beside.file}"
         with unless_damaged(), ColumnFile(self._cache, path, expected=beside.digest) as file:
             if not file.damaged():
-                return read(file)
-        found.files.append(path)
-        return None
+                return read(file), []
+        return None, [path]
 
     def _of_generation(self, columns: IndexColumns, entry: PartEntry) -> Told:
         """Return what the index of the generation says of a part's rows.
@@ -409,30 +418,9 @@ class PartReader:
         columns = columns_of(self._cache, f"{PARTS}/{entry.name}/{COLUMNS}", None, [])
         return {*columns.index.ids} if columns and not columns.wrong & IDS else set()
 
-    def _sort(
-        self, found: PartDamage, told: Told, damaged: dict[tuple[str, str], LostArray]
-    ) -> None:
-        """Find the rows that are intact, as an index tells of them, and no index before."""
-        wrong = self._wrong_pages(found, told)
-        rows = told.named_rows()
-        by_feature = {name: self._damaged(told, name, rows, wrong) for name in self._features}
-        bad = np.unique(np.concatenate([_NONE, *by_feature.values()]))
-        good = np.setdiff1d(rows, bad)
-        if found.saved:
-            seen = {*found.ids}
-            good = good[np.array([id not in seen for id in told.index.ids.take(good)], bool)]
-        found.saved.append((told, good))
-        for name, some in by_feature.items():
-            for id, row in zip(told.index.ids.take(some), some.tolist(), strict=True):
-                damaged.setdefault((id, name), self._lost(told, id, name, row, wrong))
-        for number, pages in (wrong or {}).items():
-            hit = [pages_under(*each, number) for each in _arrays(told.index, by_feature)]
-            if len(rest := np.setdiff1d(pages, np.concatenate([_NONE, *hit]))):
-                found.elsewhere.append(PageDamage(told.file(number), tuple(rest.tolist()), ()))
-
-    def _wrong_pages(self, found: PartDamage, told: Told) -> dict[int, Ints] | None:
+    def _wrong_pages(self, told: Told, entry: PartEntry) -> dict[int, Ints] | None:
         """Return the damaged pages of containers by number; None where these cannot be told."""
-        known, collected = told.columns.pages, found.entry.is_collected
+        known, collected = told.columns.pages, entry.is_collected
         if known is None or not told.is_own:
             return None
         wrong: dict[int, Ints] = {}
@@ -494,10 +482,21 @@ class PartReader:
         return LostArray(id, name, "", ())
 
 
-def _arrays(index: Index, by_feature: Mapping[str, Ints]) -> Iterator[tuple[FeatureColumns, int]]:
-    for name, rows in by_feature.items():
-        for row in rows.tolist():
-            yield index.features[name], row
+def _ids(saved: Iterable[tuple[Told, Ints]]) -> Iterator[str]:
+    for told, rows in saved:
+        yield from told.index.ids.take(rows)
+
+
+def _elsewhere(
+    told: Told, by_feature: Mapping[str, Ints], wrong: Mapping[int, Ints] | None
+) -> Iterator[PageDamage]:
+    """Yield the damaged pages on which none of the arrays lies."""
+    features = told.index.features
+    arrays = [(features[name], row) for name, rows in by_feature.items() for row in rows.tolist()]
+    for number, pages in (wrong or {}).items():
+        hit = [pages_under(columns, row, number) for columns, row in arrays]
+        if len(rest := np.setdiff1d(pages, np.concatenate([_NONE, *hit]))):
+            yield PageDamage(told.file(number), tuple(rest.tolist()), ())
 
 
 # A cache, or one feature set of it: its current generation, and those that have tags.
