@@ -57,7 +57,6 @@ class LocalPlace:
     Args:
         root: the folder.
         only: the files that the user means, relative to it, maybe with `*`; empty: all below it.
-
         tell: called with 1 for each file that is opened for the first time.
 
     Attributes:
