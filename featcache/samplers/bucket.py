@@ -185,6 +185,30 @@ def quadratic(frames: Ints, quadratic_frames: int) -> Ints:
 
 
 def _ends(frames: Ints, cap: int, size: int) -> Iterator[int]:
+    if (frames[1:] >= frames[:-1]).all():
+        return _ends_of_ascending(frames, cap, size)
+    return _ends_in_any_order(frames, cap, size)
+
+
+def _ends_of_ascending(frames: Ints, cap: int, size: int) -> Iterator[int]:
+    """The last utterance of a batch is the longest: one of about the length of the first."""
+    lengths, total, begin = frames.data, len(frames), 0
+    while begin < total:
+        shortest, most = lengths[begin], min(size, total - begin)
+        most = min(cap // shortest, most) if shortest else most
+        longest = lengths[begin + most - 1]
+        least = min(cap // longest, most) if longest else most
+        while least < most:
+            count = (least + most + 1) // 2
+            if lengths[begin + count - 1] * count > cap:
+                most = count - 1
+            else:
+                least = count
+        begin += least
+        yield begin
+
+
+def _ends_in_any_order(frames: Ints, cap: int, size: int) -> Iterator[int]:
     end = count = longest = 0
     # a loop over plain numbers takes 70 ns for each, whatever the size of the batches
     for length in frames.data:
