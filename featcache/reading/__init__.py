@@ -11,21 +11,14 @@ from featcache.reading.feature_arrays import (
 )
 from featcache.reading.generation import Generation, OpenSettings
 from featcache.reading.opening import (
-    ROLE,
     CachePath,
-    Expectation,
-    ago,
     check_complete,
     damage_of,
     joined_mapping,
     located,
-    made_at,
-    made_by,
     missing_from,
-    note_compared,
     open_again,
     open_generation,
-    witnesses,
 )
 from featcache.reading.roots import (
     NO_PLACES,
@@ -37,6 +30,15 @@ from featcache.reading.roots import (
     write_root,
 )
 from featcache.reading.shell import RemoteCache
+from featcache.reading.stale import (
+    ROLE,
+    Expectation,
+    ago,
+    made_at,
+    made_by,
+    note_compared,
+    witnesses,
+)
 from featcache.reading.unpublished import Unpublished, pending_of
 from featcache.reading.verify import (
     IN_A_STORE,

@@ -38,7 +38,8 @@ PIECE_BYTES = 8 << 20  # of an upload in pieces
 PIECES_AT_ONCE = 4  # of one upload
 DIGEST = "featcache"  # metadata of an object: the digest of what was put
 MOST_BYTES = 32 << 20  # of an object that is read whole, far above any manifest of a cache
-TRIES = 3
+TRIES_AGAIN = 10  # of a request that failed, at most, while `retry_s` are not over
+TRIES = 3  # of a list that came cut
 RECENT = 256  # requests, whose speed is that of now
 NEAR_GETS_PER_S = 8000.0  # more than a process can take in
 LEAST_ROOM = 8  # requests at a time, however soon a store answers
@@ -314,7 +315,7 @@ class Requests:
         self._threads = _Threads(lambda: self._pace.room)
         require_unforked(place.url)
         # what fails is heard of, and only then asked for with patience
-        self._eager, self._store = place.store(patient=False), place.store()
+        self._eager, self._store = place.store(0), place.store(TRIES_AGAIN)
         self._obstore = importlib.import_module("obstore")
         self._errors = importlib.import_module("obstore.exceptions")
         self._locks = Locks()

@@ -125,8 +125,8 @@ class RemotePlace:
         prefix = unquote(urlsplit(self.url).path).strip("/")
         return f"{prefix}/{name}" if prefix else name
 
-    def store(self, *, patient: bool = True) -> Any:
-        """Return the store, made anew; a patient one tries again what fails.
+    def store(self, tries_again: int) -> Any:
+        """Return the store, made anew, which tries so often again what fails.
 
         Raises `MissingDependencyError` without obstore, `RemoteError` for lacking credentials.
         """
@@ -150,7 +150,7 @@ class RemotePlace:
                     "pool_max_idle_per_host": str(options.concurrency),
                 },
                 retry_config={
-                    "max_retries": 10 if patient else 0,
+                    "max_retries": tries_again,
                     "retry_timeout": timedelta(seconds=options.retry_s),
                 },
             )

@@ -35,7 +35,7 @@ from featcache.format.manifest import (
     role_of,
 )
 from featcache.format.part import SealedPart, committed_builds, sealed_in
-from featcache.reading.opening import note_compared
+from featcache.reading.stale import note_compared
 from featcache.reading.verify import container_damage, own_containers, raise_damage
 from featcache.writing.background import close_at_exit, nothing
 from featcache.writing.compact import UNCHANGED, merge_small

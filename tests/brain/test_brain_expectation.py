@@ -15,15 +15,15 @@ from speechbrain.dataio.batch import PaddedBatch
 import featcache
 from featcache import FeatureStorage
 from featcache.errors import ConfigError, StaleCacheError
-from featcache.reading import opening
+from featcache.reading import stale
 
 OTHER_WEIGHTS = r"modules\.encoder\.weights: was"
 
 
 @pytest.fixture(autouse=True)
 def nothing_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "_compared", {})
-    monkeypatch.setattr(opening, "_told", {})
+    monkeypatch.setattr(stale, "_compared", {})
+    monkeypatch.setattr(stale, "_told", {})
 
 
 def attached(storage: FeatureStorage, expect: dict[str, object]) -> Any:
@@ -85,7 +85,7 @@ def test_a_path_that_is_read_without_an_expectation_is_told_of(
     caplog.set_level("INFO", "featcache")
     make_brain(storage).cache_features(make_dataset())
     assert "not checked" not in caplog.text
-    monkeypatch.setattr(opening, "_compared", {})
+    monkeypatch.setattr(stale, "_compared", {})
     read(storage.path("train"))
     assert caplog.text.count("not checked: give expect= when you open it") == 1
 
@@ -180,7 +180,7 @@ def test_a_script_that_caches_before_it_reads_is_told_nothing(
     storage: FeatureStorage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):  # in a second process all is there
-        monkeypatch.setattr(opening, "_compared", {})
+        monkeypatch.setattr(stale, "_compared", {})
         cache = make_brain(storage).cache_features(make_dataset())
         dataset = make_dataset()
         storage.attach(dataset, "train")

@@ -19,7 +19,7 @@ import featcache
 from featcache import CacheWriter, FeatureStorage, FeatureStorageConfig
 from featcache.errors import CacheError, ConfigError, StaleCacheError
 from featcache.format import program
-from featcache.reading import opening
+from featcache.reading import stale
 
 STALE: dict[str, object] = {"gain": 3, "model": {"layer": 9}}
 MADE_FROM: dict[str, object] = {"gain": 1, "model": {"layer": 9}, "stage": "TRAIN"}
@@ -32,8 +32,8 @@ def nothing_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Be as a new process, in which nothing was compared."""
-    monkeypatch.setattr(opening, "_compared", {})
-    monkeypatch.setattr(opening, "_told", {})
+    monkeypatch.setattr(stale, "_compared", {})
+    monkeypatch.setattr(stale, "_told", {})
 
 
 @pytest.fixture
@@ -153,10 +153,10 @@ def test_a_reader_compares_declarations_when_it_opens(storage: FeatureStorage) -
 
 def overwritten(path: Path, gain: int) -> None:
     """Make a cache anew as another process does: nothing in this one has compared it."""
-    compared = dict(opening._compared)
+    compared = dict(stale._compared)
     make_cache(path, range(5), fingerprint={**MADE_FROM, "gain": gain}, overwrite=True)
-    opening._compared.clear()
-    opening._compared.update(compared)
+    stale._compared.clear()
+    stale._compared.update(compared)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from store_helpers import make_cache
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import ConfigError, CorruptCacheError, NotACacheError, StaleCacheError
-from featcache.reading import opening
+from featcache.reading import stale
 
 RECORDED = {
     "when": "2026-03-01T12:00:00+00:00",
@@ -96,7 +96,7 @@ def test_by_what_a_cache_was_made_is_told(
     path = recorded(tmp_path, {**RECORDED, "when": when.isoformat()})
     with pytest.raises(StaleCacheError, match=r"made 3 days ago by train\.py, was made from some"):
         featcache.open(path, expect={"gain": 2})
-    monkeypatch.setattr(opening, "_compared", {})
+    monkeypatch.setattr(stale, "_compared", {})
     caplog.set_level("INFO", "featcache")
     featcache.open(path)
     assert "made 3 days ago by train.py, not checked: give expect=" in caplog.text
@@ -150,7 +150,7 @@ def test_looking_at_a_cache_is_no_reading_of_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = recorded(tmp_path)
-    monkeypatch.setattr(opening, "_compared", {})
+    monkeypatch.setattr(stale, "_compared", {})
     featcache.inspect.diff(path, path)
     featcache.inspect.made_from(path)
     assert "not checked" not in caplog.text
@@ -168,8 +168,8 @@ def test_code_that_was_written_since_is_a_reason_to_doubt(
     monkeypatch.syspath_prepend(tmp_path)
     for since, said in ((-60, ""), (60, "helpers_of_it.py has changed since, not checked: give ")):
         os.utime(helpers, (made + since, made + since))
-        monkeypatch.setattr(opening, "_compared", {})
-        monkeypatch.setattr(opening, "_told", {})
+        monkeypatch.setattr(stale, "_compared", {})
+        monkeypatch.setattr(stale, "_told", {})
         featcache.open(path)
         assert said in caplog.text
         assert bool(said) == bool(caplog.records)
@@ -185,8 +185,8 @@ def test_a_library_is_not_taken_for_code_of_its_name(
     loaded.__file__ = str(library)
     monkeypatch.setitem(sys.modules, "own_helpers", loaded)
     path = recorded(tmp_path / "cache")
-    monkeypatch.setattr(opening, "_compared", {})
-    monkeypatch.setattr(opening, "_told", {})
+    monkeypatch.setattr(stale, "_compared", {})
+    monkeypatch.setattr(stale, "_told", {})
     featcache.open(path)
     assert caplog.records == []
 
@@ -201,6 +201,6 @@ def test_opening_loads_no_module_that_waits_to_be_used(
     late = Late("late")
     monkeypatch.setitem(sys.modules, "late", late)
     path = recorded(tmp_path, {**RECORDED, "sources": {"late.py:f": "def f(): ..."}})
-    monkeypatch.setattr(opening, "_compared", {})
-    monkeypatch.setattr(opening, "_told", {})
+    monkeypatch.setattr(stale, "_compared", {})
+    monkeypatch.setattr(stale, "_told", {})
     assert len(featcache.open(path)) > 0
