@@ -6,7 +6,7 @@
 from featcache.samplers.batches import Batches as Batches
 from featcache.samplers.batches import Numbering as Numbering
 from featcache.samplers.bucket import BucketBatchSampler as BucketBatchSampler
-from featcache.samplers.bucket import PackedBatchSampler as PackedBatchSampler
 from featcache.samplers.by_length import LengthsLike as LengthsLike
 from featcache.samplers.epoch import resolve_rank as resolve_rank
+from featcache.samplers.packed import PackedBatchSampler as PackedBatchSampler
 from featcache.samplers.shuffled import ShuffledBatchSampler as ShuffledBatchSampler

@@ -18,7 +18,7 @@ from store_helpers import make_cache
 import featcache
 from featcache.errors import ConfigError, StateError
 from featcache.samplers import PackedBatchSampler
-from featcache.samplers.bucket import OPEN, best_fit
+from featcache.samplers.packed import OPEN, best_fit
 
 
 def utterances(count: int) -> NDArray[np.int64]:
