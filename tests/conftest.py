@@ -30,6 +30,10 @@ multiprocessing.set_forkserver_preload(PRELOADED)
 # fraction of their time. Processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# A shell that starts tests in the background has them ignore Ctrl-C, and their children with them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # Every cache is made durable several times over: 0.3 s on an ordinary disk, a tenth of that on one
 # in memory, which is cleaned up at once. Set TMPDIR to have the files on disk, and to look at those
 # of failed tests.
