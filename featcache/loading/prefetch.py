@@ -23,7 +23,7 @@ MOST_AHEAD = 64
 PLANS_AHEAD = 4  # beside one for each thread: to take one from its iterator is quick
 HAND_OVER_S = 1e-4  # that a result takes from a thread to the loop, beside the work
 QUICK = 8  # such results one after the other, from which on a loop has nothing else to do
-LEAST_WORK_S = 1e-3  # to make a result, for which two threads are quicker than one
+TRIED, KEPT = 8, 256  # results that a loop takes in a way to try it, and then in the better one
 ALONE = 30  # results that a loop makes itself, until it is seen again whether a thread gets ahead
 R = TypeVar("R")
 
@@ -75,6 +75,62 @@ class Handed:
 Watch = Callable[[int, float], object]
 
 
+class QuickLoop:
+    """How a loop with nothing else to do gets results sooner: by its own thread alone, or by both.
+
+    Two threads copy more than one, and each waits for Python's lock: it depends on the machine and
+    on the work. So both ways are tried, and the one that takes less time a byte is kept for a
+    while. What was found outlives an iteration.
+    """
+
+    def __init__(self) -> None:
+        self._at_once = 0  # requests, one after the other
+        self._is_beside = False
+        self._byte_s: dict[bool, float] = {}  # seconds a byte, of the last time in each way
+        self._begin(TRIED, is_trial=True)
+
+    def _begin(self, results: int, *, is_trial: bool) -> None:
+        self._left, self._is_trial = results, is_trial
+        self._seconds, self._nbytes = 0.0, 0
+        self._is_first = True
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the loop does the work, and no other thread."""
+        return self._at_once > QUICK and not self._is_beside
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether the loop works beside the thread."""
+        return self._at_once > QUICK and self._is_beside
+
+    def asks(self, step_s: float) -> None:
+        """Note for how long the loop did something else; infinitely before the first result."""
+        if step_s < HAND_OVER_S:
+            self._at_once += 1
+        elif step_s < math.inf:
+            self._at_once = 0
+
+    def got(self, seconds: float, nbytes: int) -> None:
+        """Note how long a result took, from the one before it."""
+        if self._at_once <= QUICK or seconds == math.inf:
+            return
+        if self._is_first:  # the thread may have been at one
+            self._is_first = False
+            return
+        self._left, self._seconds = self._left - 1, self._seconds + seconds
+        self._nbytes += nbytes
+        if self._left:
+            return
+        self._byte_s[self._is_beside] = self._seconds / max(self._nbytes, 1)
+        if self._is_trial and len(self._byte_s) == 2:
+            self._is_beside = self._byte_s[True] < self._byte_s[False]
+            self._begin(KEPT, is_trial=False)
+        else:
+            self._is_beside = not self._is_beside
+            self._begin(TRIED, is_trial=True)
+
+
 class Prefetch(Iterator[R]):
     """Iterator over the results of plans, in their order; threads work on the next ones meanwhile.
 
@@ -82,9 +138,9 @@ class Prefetch(Iterator[R]):
     job that a plan returns is done there when there is room for its result. Threads live only while
     there is something to do: an iteration that is left, by an exception or otherwise, leaves none
     behind once the few jobs that were begun are done. A loop that asks again within `HAND_OVER_S`
-    has nothing to do meanwhile: it works beside the one thread, and in place of it where jobs are
-    quick. So it does where one thread does not get ahead, since the loop leaves it no processor,
-    or not Python's lock.
+    has nothing to do meanwhile: it works beside the one thread, or in place of it, as `QuickLoop`
+    finds. In place of it also where one thread does not get ahead, since the loop leaves it no
+    processor, or not Python's lock.
 
     Args:
         plans: each returns the bytes of its result, and the function that makes it.
@@ -97,6 +153,7 @@ class Prefetch(Iterator[R]):
             many plans as are ahead already, at least one, are then made together, as soon as there
             is room for as many: the first job is not kept waiting, and the last ones of those ahead
             have long been begun.
+        quick_loop: what was found of a loop with nothing else to do.
 
     An error of a plan, of a job, or of their iterator, is raised in its place: after the results
     before it.
@@ -111,8 +168,10 @@ class Prefetch(Iterator[R]):
         watch: Watch | None = None,
         *,
         together: Callable[[Sequence[Planned[R]]], object] | None = None,
+        quick_loop: QuickLoop | None = None,
     ) -> None:
         self.handed = Handed()
+        self._quick_loop = QuickLoop() if quick_loop is None else quick_loop
         self._together = together
         self._watchdog_s, self._watch = watchdog_s, watch
         self._plans: Iterator[Plan[R]] | None = plans  # None: it came to its end
@@ -133,7 +192,6 @@ class Prefetch(Iterator[R]):
         self._is_alone = not threads  # the caller's thread does the work itself, for now
         self._helps = False  # it works beside the other one
         self._left_alone = 0  # so many more results
-        self._quick, self._work_s = 0, 0.0  # asked for at once, until now; that the last one took
         self._busy = 0  # threads that look for more to do when they are done
         self._at_work: set[int] = set()  # idents of the threads that are at a plan or a job
         # reentrant: the garbage collector may close an iteration in any thread, at any moment
@@ -158,10 +216,9 @@ class Prefetch(Iterator[R]):
         step_s = time.perf_counter() - self._handed_at
         was_alone = self._is_alone
         if self._most_threads == 1 and self._together is None:
-            self._quick = self._quick + 1 if step_s < HAND_OVER_S else 0
-            is_long = self._work_s >= LEAST_WORK_S
-            self._helps = self._quick > 0 and is_long
-            self._is_alone = self._left_alone > 0 or (self._quick > QUICK and not is_long)
+            self._quick_loop.asks(step_s)
+            self._helps = self._quick_loop.is_beside
+            self._is_alone = self._left_alone > 0 or self._quick_loop.is_alone
             self._left_alone = max(self._left_alone - 1, 0)
         self._take_plans()
         with self._state:
@@ -184,9 +241,9 @@ class Prefetch(Iterator[R]):
                     self._slots.popleft()
                 self._bytes -= slot.nbytes
             self.handed.add(slot)
-            self._work_s = slot.work_s
             self._take_plans()
-            self._handed_at = time.perf_counter()
+            before, self._handed_at = self._handed_at, time.perf_counter()
+            self._quick_loop.got(self._handed_at - before, slot.nbytes)
 
     def _see_whether_ahead(self, slot: _Slot[R], step_s: float, waited_s: float) -> None:
         """Leave threads alone where the loop had to wait as long as the work takes, no longer.

@@ -384,10 +384,11 @@ class FeatureArrays:
                     self._check(row, start, start + length)
             self._containers.read_many(pieces, outs)
             return
-        self._containers.prefetch([piece for row in rows.tolist() for piece in self._extents(row)])
-        for (row, start, length), out in zip(windows, outs, strict=True):
+        extents = [self._extents(row) for row in rows.tolist()]
+        self._containers.prefetch([piece for of_row in extents for piece in of_row])
+        for (row, start, length), of_row, out in zip(windows, extents, outs, strict=True):
             frames = out[: length * self._row_bytes].view(self.dtype).reshape(length, *self.dims)
-            self._containers.at(self._extents(row, slice(1)))
+            self._containers.at(of_row[:1])
             self.read_into(row, frames, start)
 
     def _pieces(self, rows: Ints, starts: Ints, lengths: Ints) -> list[Piece] | None:

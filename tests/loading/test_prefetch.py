@@ -15,7 +15,7 @@ import pytest
 from interrupts import Interrupt, interrupted
 
 from featcache.loading import prefetch
-from featcache.loading.prefetch import Plan, Planned, Prefetch
+from featcache.loading.prefetch import Plan, Planned, Prefetch, QuickLoop
 
 
 def plans(
@@ -236,17 +236,49 @@ def test_errors_of_plans_made_together_end_nothing() -> None:
     assert list(results) == []
 
 
-def test_a_loop_with_nothing_else_to_do_needs_no_thread_for_quick_jobs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+class Always(QuickLoop):
+    """A loop that tries nothing."""
+
+    def __init__(self, *, is_beside: bool) -> None:
+        super().__init__()
+        self._is_beside = is_beside
+
+    def got(self, seconds: float, nbytes: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("better", ["alone", "beside"])
+def test_a_loop_with_nothing_else_to_do_goes_on_in_the_way_that_took_less_time(better: str) -> None:
+    """A result has other bytes each time: what counts is the time of a byte."""
+    loop, taken = QuickLoop(), []
+    loop.asks(math.inf)
+    for number in range(2000):
+        nbytes = 10 + number % 7
+        taken.append(loop.is_beside)
+        assert loop.is_beside + loop.is_alone == (number > prefetch.QUICK)
+        loop.got(nbytes * (2.0 if loop.is_beside is (better == "alone") else 1.0), nbytes)
+        loop.asks(0.0)
+    assert taken.count(better == "beside") > 1900
+    assert taken.count(better != "beside") > 4 * prefetch.TRIED  # it is tried again and again
+
+
+def test_a_loop_that_pauses_is_no_loop_with_nothing_else_to_do() -> None:
+    loop = QuickLoop()
+    for number in range(1000):
+        loop.asks(1.0 if number % 5 == 0 else 0.0)
+        assert not loop.is_alone
+        assert not loop.is_beside
+        loop.got(1.0, 1)
+
+
+def test_a_loop_with_nothing_else_to_do_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = threading.get_ident()
-    monkeypatch.setattr(prefetch, "LEAST_WORK_S", math.inf)
 
     def done_in(number: int) -> int:
         return threading.get_ident()
 
     monkeypatch.setattr(prefetch, "HAND_OVER_S", math.inf)  # any loop is quicker
-    found = [*Prefetch(plans(60, run=done_in), 1, 1)]
+    found = [*Prefetch(plans(60, run=done_in), 1, 1, quick_loop=Always(is_beside=False))]
     assert loop not in found[:8]
     assert set(found[20:]) == {loop}
     assert no_reading_threads()
@@ -256,7 +288,7 @@ def test_a_loop_with_nothing_else_to_do_works_beside_the_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(prefetch, "HAND_OVER_S", math.inf)
-    monkeypatch.setattr(prefetch, "LEAST_WORK_S", 0)
+    monkeypatch.setattr(prefetch, "QUICK", 0)
     both, done_in = threading.Barrier(2), list[int]()
 
     def together(number: int) -> int:
@@ -265,18 +297,18 @@ def test_a_loop_with_nothing_else_to_do_works_beside_the_thread(
         done_in.append(threading.get_ident())
         return number
 
-    assert [*Prefetch(plans(20, run=together), 1, 100)] == [*range(20)]
+    results = Prefetch(plans(20, run=together), 1, 100, quick_loop=Always(is_beside=True))
+    assert [*results] == [*range(20)]
     assert len(done_in) == 20
     assert done_in.count(threading.get_ident()) >= 9
     assert no_reading_threads()
 
 
-@pytest.mark.parametrize("least_work_s", [0, math.inf])
+@pytest.mark.parametrize("is_beside", [True, False])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_loop_may_be_quick_now_and_slow_then(
-    seed: int, least_work_s: float, monkeypatch: pytest.MonkeyPatch
+    seed: int, is_beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "LEAST_WORK_S", least_work_s)
     monkeypatch.setattr(prefetch, "HAND_OVER_S", 0.001)
     monkeypatch.setattr(prefetch, "QUICK", 1)
     random = np.random.default_rng(seed)
@@ -291,7 +323,8 @@ def test_a_loop_may_be_quick_now_and_slow_then(
             raise ValueError(number)
         return number
 
-    results, found = Prefetch(plans(200, nbytes=4, run=counted), 1, 12), []
+    loop = Always(is_beside=is_beside)
+    results, found = Prefetch(plans(200, nbytes=4, run=counted), 1, 12, quick_loop=loop), []
     while True:
         try:
             found.append(next(results))
@@ -303,23 +336,23 @@ def test_a_loop_may_be_quick_now_and_slow_then(
             time.sleep(0.003 * random.random())
     assert found == [*range(200)]
     # the loop works beside the thread, or waits for it, and the thread leaves it to the loop
-    assert most == [2 if least_work_s == 0 else 1]
+    assert most == [2 if is_beside else 1]
     assert no_reading_threads()
 
 
-@pytest.mark.parametrize("least_work_s", [0, math.inf])
+@pytest.mark.parametrize("is_beside", [True, False])
 def test_a_loop_that_does_work_itself_goes_on_after_an_interrupt_at_any_line(
-    least_work_s: float,
+    is_beside: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prefetch, "LEAST_WORK_S", least_work_s)
     monkeypatch.setattr(prefetch, "HAND_OVER_S", math.inf)
     monkeypatch.setattr(prefetch, "QUICK", 0)
     line, is_over = 0, False
     while not is_over:
         line += 1
         trace = Interrupt(line, Path(prefetch.__file__))
-        results, found = Prefetch(plans(20), 1, 1), list[int]()
+        loop = Always(is_beside=is_beside)
+        results, found = Prefetch(plans(20), 1, 1, quick_loop=loop), list[int]()
         next(results)
         try:
             with interrupted(trace):
