@@ -83,7 +83,7 @@ lint: setup  ## look for mistakes that a look at the text finds
 fmt: setup  ## lay out all code
 	$(BIN)/ruff format
 
-map: setup  ## write the map of the packages in CONTRIBUTING.md anew
+map: setup  ## write the maps of the packages, in CONTRIBUTING.md, and of the files, docs/files.md, anew
 	$(BIN)/python tests/docs/house_map.py
 
 check: setup  ## layout, lint, types, direction of imports

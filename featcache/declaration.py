@@ -1,6 +1,6 @@
-"""Declarations of features: name, dtype, format, codec and their options, checked when made.
+"""Declarations of features, checked when made: name, dtype, format, codec; times of frames.
 
-With them come the times of frames, and what tells shapes that look like mistakes.
+With them comes what tells shapes that look like mistakes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""NumPy arrays: one `<feature>.npy` a feature, `np.load(path, mmap_mode="r")` opens it.
+"""NumPy arrays, one `<feature>.npy` a feature that `np.load` maps; and the codec int8.
 
 On disk::
 

@@ -1,4 +1,4 @@
-"""Extraction on Dask workers: tasks, and the driver that hands them out, again if one dies."""
+"""Extraction on Dask workers: tasks, who hands them out, and how often again if workers die."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probing of a cache: utterances of a data set computed again, and what is stored of them."""
+"""Probing of a cache: which utterances are computed again, and what is stored of them."""
 
 from __future__ import annotations
 

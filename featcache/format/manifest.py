@@ -1,4 +1,4 @@
-"""`featcache.json`, the manifest: says what a cache holds and was made from.
+"""`featcache.json`, the manifest: what a cache holds and was made from, and states of its build.
 
 It changes by an atomic rename only. Here are its entries, edits of several feature sets at once,
 versions, and the files that belong to a build.

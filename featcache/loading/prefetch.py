@@ -76,7 +76,7 @@ Watch = Callable[[int, float], object]
 
 
 class QuickLoop:
-    """How a loop with nothing else to do gets results sooner: by its own thread alone, or by both.
+    """A loop with nothing else to do, and what is quicker: its own thread alone, or both.
 
     Two threads copy more than one, and each waits for Python's lock: it depends on the machine and
     on the work. So both ways are tried, and the one that takes less time a byte is kept for a

@@ -1,4 +1,4 @@
-"""Bytes of extents without any format's library: containers are mapped, or read with pread.
+"""Bytes of extents, mapped or read without any format's library; changes of adopted files.
 
 Those of adopted parts lie elsewhere (`roots`), and are looked at again while they are read; those
 in an object store are asked for.

@@ -1,4 +1,4 @@
-"""Requests to object stores: in threads, so many at a time, errors typed.
+"""Requests to object stores: in threads, so many at a time, tried again, errors typed.
 
 What an answer holds is compared with what was asked for: a range past the end of an object comes
 short, and without an error.

@@ -1,4 +1,4 @@
-"""Facts of a cache that its report tells, gathered once: columns are all read, arrays as chosen.
+"""Facts of a cache that its report tells, gathered once, and which utterances are odd.
 
 What to look at first, and which utterances are odd, by how much: rules over these facts, each with
 a limit and a sentence.

@@ -1,4 +1,4 @@
-"""Utterances on their way from the caller's thread to the one that stores, some together."""
+"""Utterances on their way to the thread that stores, some together; how often it commits."""
 
 from __future__ import annotations
 

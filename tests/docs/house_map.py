@@ -1,6 +1,7 @@
-"""The map of the packages in CONTRIBUTING.md, made of the layer contract and the docstrings.
+"""The maps of the house, made of the layer contract and the docstrings.
 
-`python tests/docs/house_map.py` writes it anew.
+That of the packages stands in CONTRIBUTING.md, that of all files in docs/files.md.
+`python tests/docs/house_map.py` writes both anew.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "CONTRIBUTING.md"
+PAGE, FILES = ROOT / "CONTRIBUTING.md", ROOT / "docs/files.md"
 BEGIN, END = "<!-- map: make map -->\n", "<!-- end of the map -->\n"
 
 
@@ -31,7 +32,11 @@ def layers() -> list[list[str]]:
 def sentence(name: str) -> str:
     """Return the first sentence of a package or module."""
     package = ROOT / "featcache" / name / "__init__.py"
-    path = package if package.exists() else ROOT / "featcache" / f"{name}.py"
+    return sentence_of(package if package.exists() else ROOT / "featcache" / f"{name}.py")
+
+
+def sentence_of(path: Path) -> str:
+    """Return the first sentence of a file."""
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
     return re.split(r"(?<=\.)\s", text.replace("\n", " "), maxsplit=1)[0]
 
@@ -61,6 +66,29 @@ def _table() -> Iterator[str]:
             yield f"| `{name}{'/' if folder else '.py'}` | {sentence(name)} |\n"
 
 
+def files_page() -> str:
+    """Return the page of all files: those of each package, from the highest to the lowest."""
+    return "".join(_files())
+
+
+def _files() -> Iterator[str]:
+    yield "# The files\n\nWhat each file is, in its own first words; `make map` writes this page.\n"
+    yield "The packages, and what may import what: [CONTRIBUTING.md](../CONTRIBUTING.md).\n"
+    house = ROOT / "featcache"
+    folders = [house / name for names in layers() for name in names if (house / name).is_dir()]
+    folders += [house / "testing", ROOT / "backends/featcache_backends"]
+    yield from _rows("featcache", sorted(house.glob("*.py")))
+    for folder in folders:
+        yield from _rows(str(folder.relative_to(ROOT)), sorted(folder.rglob("*.py")))
+
+
+def _rows(title: str, paths: list[Path]) -> Iterator[str]:
+    yield f"\n## {title}\n\n| file | what |\n|---|---|\n"
+    for path in paths:
+        if path.name != "__init__.py":
+            yield f"| `{path.relative_to(ROOT / title)}` | {sentence_of(path)} |\n"
+
+
 def page_with(text: str) -> str:
     """Return CONTRIBUTING.md with the map replaced."""
     page = PAGE.read_text()
@@ -70,4 +98,5 @@ def page_with(text: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page_with(house_map()))
+    FILES.write_text(files_page())
     sys.stdout.write(f"{PAGE}\n")

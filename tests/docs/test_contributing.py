@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from house_map import PAGE, ROOT, house_map, layers, page_with, sentence
+from house_map import FILES, PAGE, ROOT, files_page, house_map, layers, page_with, sentence
 
 
 def test_the_map_is_made_of_the_contract() -> None:
     assert PAGE.read_text() == page_with(house_map()), "python tests/docs/house_map.py writes it"
+    assert FILES.read_text() == files_page(), "python tests/docs/house_map.py writes it"
 
 
 def test_the_contract_has_all_that_is_in_the_house() -> None:
