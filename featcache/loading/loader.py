@@ -39,7 +39,7 @@ from featcache.loading.memory import (
     pinned,
     usable_device,
 )
-from featcache.loading.prefetch import Handed, Plan, Planned, Prefetch, QuickLoop
+from featcache.loading.prefetch import Handed, LoopPace, Plan, Planned, Prefetch
 from featcache.reading.containers import Wanted
 from featcache.reading.opening import CachePath
 from featcache.samplers.epoch import EpochSampler, Iteration
@@ -370,7 +370,7 @@ class FeatureLoader(Generic[T]):
         self._allocate = _memory_for(self._device, pin_memory, kept)
         self._watchdog_s = watchdog_s
         self._running: weakref.WeakSet[Prefetch[T]] = weakref.WeakSet()
-        self._quick_loop = QuickLoop()
+        self._pace = LoopPace()
         self._last, self._began = Handed(), time.perf_counter()  # of the last iteration
         self._asked = 0, 0, 0  # of stores, before it
         self._ahead: weakref.WeakMethod[Callable[[], tuple[int, int]]] | None = None
@@ -419,7 +419,7 @@ class FeatureLoader(Generic[T]):
             self._watchdog_s,
             watch,
             together=self._ask if self.dataset.is_remote else None,
-            quick_loop=self._quick_loop,
+            pace=self._pace,
         )
         self._running.add(prefetch)
         self._last, self._began = prefetch.handed, time.perf_counter()

@@ -24,7 +24,9 @@ PLANS_AHEAD = 4  # beside one for each thread: to take one from its iterator is 
 HAND_OVER_S = 1e-4  # that a result takes from a thread to the loop, beside the work
 QUICK = 8  # such results one after the other, from which on a loop has nothing else to do
 TRIED, KEPT = 8, 256  # results that a loop takes in a way to try it, and then in the better one
-ALONE = 30  # results that a loop makes itself, until it is seen again whether a thread gets ahead
+# results that a loop makes itself, until it is seen again whether a thread gets ahead: first,
+# and at most
+ALONE, MOST_ALONE = 30, 480
 R = TypeVar("R")
 
 
@@ -75,18 +77,22 @@ class Handed:
 Watch = Callable[[int, float], object]
 
 
-class QuickLoop:
-    """A loop with nothing else to do, and what is quicker: its own thread alone, or both.
+class LoopPace:
+    """The pace of a loop that takes results, and whether its own thread had better make them.
 
-    Two threads copy more than one, and each waits for Python's lock: it depends on the machine and
-    on the work. So both ways are tried, and the one that takes less time a byte is kept for a
-    while. What was found outlives an iteration.
+    For one with nothing else to do two threads copy more than one, and each waits for Python's
+    lock: what is quicker depends on the machine and on the work. So both ways are tried, and the
+    one that takes less time a byte is kept for a while. One that is busy may leave a thread no
+    processor, or no lock: it makes some results itself, more of them each time that this is seen.
+    What was seen outlives an iteration.
     """
 
     def __init__(self) -> None:
         self._at_once = 0  # requests, one after the other
         self._is_beside = False
         self._byte_s: dict[bool, float] = {}  # seconds a byte, of the last time in each way
+        self._left_alone, self._alone = 0, ALONE  # results that it makes itself: now, next time
+        self._is_left_alone = False
         self._begin(TRIED, is_trial=True)
 
     def _begin(self, results: int, *, is_trial: bool) -> None:
@@ -97,12 +103,12 @@ class QuickLoop:
     @property
     def is_alone(self) -> bool:
         """Whether the loop does the work, and no other thread."""
-        return self._at_once > QUICK and not self._is_beside
+        return self._is_left_alone or (self._at_once > QUICK and not self._is_beside)
 
     @property
     def is_beside(self) -> bool:
         """Whether the loop works beside the thread."""
-        return self._at_once > QUICK and self._is_beside
+        return self._at_once > QUICK and self._is_beside and not self._is_left_alone
 
     def asks(self, step_s: float) -> None:
         """Note for how long the loop did something else; infinitely before the first result."""
@@ -110,6 +116,16 @@ class QuickLoop:
             self._at_once += 1
         elif step_s < math.inf:
             self._at_once = 0
+        self._is_left_alone = self._left_alone > 0
+        self._left_alone = max(self._left_alone - 1, 0)
+
+    def sees_thread(self, *, is_ahead: bool) -> None:
+        """Note whether a thread had a result by the time that it was asked for."""
+        if is_ahead:
+            self._alone = ALONE
+        else:
+            self._left_alone = self._alone
+            self._alone = min(2 * self._alone, MOST_ALONE)
 
     def got(self, seconds: float, nbytes: int) -> None:
         """Note how long a result took, from the one before it."""
@@ -138,7 +154,7 @@ class Prefetch(Iterator[R]):
     job that a plan returns is done there when there is room for its result. Threads live only while
     there is something to do: an iteration that is left, by an exception or otherwise, leaves none
     behind once the few jobs that were begun are done. A loop that asks again within `HAND_OVER_S`
-    has nothing to do meanwhile: it works beside the one thread, or in place of it, as `QuickLoop`
+    has nothing to do meanwhile: it works beside the one thread, or in place of it, as `LoopPace`
     finds. In place of it also where one thread does not get ahead, since the loop leaves it no
     processor, or not Python's lock.
 
@@ -153,7 +169,7 @@ class Prefetch(Iterator[R]):
             many plans as are ahead already, at least one, are then made together, as soon as there
             is room for as many: the first job is not kept waiting, and the last ones of those ahead
             have long been begun.
-        quick_loop: what was found of a loop with nothing else to do.
+        pace: what was seen of the loop before.
 
     An error of a plan, of a job, or of their iterator, is raised in its place: after the results
     before it.
@@ -168,10 +184,10 @@ class Prefetch(Iterator[R]):
         watch: Watch | None = None,
         *,
         together: Callable[[Sequence[Planned[R]]], object] | None = None,
-        quick_loop: QuickLoop | None = None,
+        pace: LoopPace | None = None,
     ) -> None:
         self.handed = Handed()
-        self._quick_loop = QuickLoop() if quick_loop is None else quick_loop
+        self._pace = LoopPace() if pace is None else pace
         self._together = together
         self._watchdog_s, self._watch = watchdog_s, watch
         self._plans: Iterator[Plan[R]] | None = plans  # None: it came to its end
@@ -191,7 +207,6 @@ class Prefetch(Iterator[R]):
         self._handed_at = -math.inf  # when the last result was
         self._is_alone = not threads  # the caller's thread does the work itself, for now
         self._helps = False  # it works beside the other one
-        self._left_alone = 0  # so many more results
         self._busy = 0  # threads that look for more to do when they are done
         self._at_work: set[int] = set()  # idents of the threads that are at a plan or a job
         # reentrant: the garbage collector may close an iteration in any thread, at any moment
@@ -216,10 +231,8 @@ class Prefetch(Iterator[R]):
         step_s = time.perf_counter() - self._handed_at
         was_alone = self._is_alone
         if self._most_threads == 1 and self._together is None:
-            self._quick_loop.asks(step_s)
-            self._helps = self._quick_loop.is_beside
-            self._is_alone = self._left_alone > 0 or self._quick_loop.is_alone
-            self._left_alone = max(self._left_alone - 1, 0)
+            self._pace.asks(step_s)
+            self._helps, self._is_alone = self._pace.is_beside, self._pace.is_alone
         self._take_plans()
         with self._state:
             if not self._slots:
@@ -230,8 +243,9 @@ class Prefetch(Iterator[R]):
                 self._take_more(slot)
             asked_at, is_late = time.perf_counter(), not slot.result.done()
             result = self._result(slot)
-            if is_late and not was_alone and not self._is_alone:
-                self._see_whether_ahead(slot, step_s, time.perf_counter() - asked_at)
+            if not was_alone and not self._is_alone:
+                waited_s = time.perf_counter() - asked_at if is_late else 0.0
+                self._see_whether_ahead(slot, step_s, waited_s)
             return result
         except CancelledError:  # another thread closes it
             raise StopIteration from None
@@ -243,7 +257,7 @@ class Prefetch(Iterator[R]):
             self.handed.add(slot)
             self._take_plans()
             before, self._handed_at = self._handed_at, time.perf_counter()
-            self._quick_loop.got(self._handed_at - before, slot.nbytes)
+            self._pace.got(self._handed_at - before, slot.nbytes)
 
     def _see_whether_ahead(self, slot: _Slot[R], step_s: float, waited_s: float) -> None:
         """Leave threads alone where the loop had to wait as long as the work takes, no longer.
@@ -251,8 +265,10 @@ class Prefetch(Iterator[R]):
         A wait for a disk takes longer than the processor works, and there a thread gets ahead.
         """
         had_time = slot.cpu_s < step_s < math.inf
-        if had_time and 0.8 * slot.cpu_s < waited_s < 2 * slot.cpu_s:
-            self._left_alone = ALONE
+        if had_time and not waited_s:
+            self._pace.sees_thread(is_ahead=True)
+        elif had_time and 0.8 * slot.cpu_s < waited_s < 2 * slot.cpu_s:
+            self._pace.sees_thread(is_ahead=False)
 
     def _result(self, slot: _Slot[R]) -> R:
         with self._watched(slot):

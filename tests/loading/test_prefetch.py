@@ -15,7 +15,7 @@ import pytest
 from interrupts import Interrupt, interrupted
 
 from featcache.loading import prefetch
-from featcache.loading.prefetch import Plan, Planned, Prefetch, QuickLoop
+from featcache.loading.prefetch import LoopPace, Plan, Planned, Prefetch
 
 
 def plans(
@@ -236,7 +236,7 @@ def test_errors_of_plans_made_together_end_nothing() -> None:
     assert list(results) == []
 
 
-class Always(QuickLoop):
+class Always(LoopPace):
     """A loop that tries nothing."""
 
     def __init__(self, *, is_beside: bool) -> None:
@@ -250,7 +250,7 @@ class Always(QuickLoop):
 @pytest.mark.parametrize("better", ["alone", "beside"])
 def test_a_loop_with_nothing_else_to_do_goes_on_in_the_way_that_took_less_time(better: str) -> None:
     """A result has other bytes each time: what counts is the time of a byte."""
-    loop, taken = QuickLoop(), []
+    loop, taken = LoopPace(), []
     loop.asks(math.inf)
     for number in range(2000):
         nbytes = 10 + number % 7
@@ -263,12 +263,29 @@ def test_a_loop_with_nothing_else_to_do_goes_on_in_the_way_that_took_less_time(b
 
 
 def test_a_loop_that_pauses_is_no_loop_with_nothing_else_to_do() -> None:
-    loop = QuickLoop()
+    loop = LoopPace()
     for number in range(1000):
         loop.asks(1.0 if number % 5 == 0 else 0.0)
         assert not loop.is_alone
         assert not loop.is_beside
         loop.got(1.0, 1)
+
+
+def test_a_loop_that_a_thread_never_gets_ahead_of_looks_for_it_less_and_less_often() -> None:
+    pace, alone = LoopPace(), []
+    for _ in range(3000):
+        pace.asks(1.0)
+        alone.append(pace.is_alone)
+        if not pace.is_alone:
+            pace.sees_thread(is_ahead=False)
+    assert alone.count(False) < 12
+    pace.sees_thread(is_ahead=True)
+    pace.sees_thread(is_ahead=False)
+    alone.clear()
+    for _ in range(40):
+        pace.asks(1.0)
+        alone.append(pace.is_alone)
+    assert alone.count(True) == prefetch.ALONE
 
 
 def test_a_loop_with_nothing_else_to_do_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +295,7 @@ def test_a_loop_with_nothing_else_to_do_needs_no_thread(monkeypatch: pytest.Monk
         return threading.get_ident()
 
     monkeypatch.setattr(prefetch, "HAND_OVER_S", math.inf)  # any loop is quicker
-    found = [*Prefetch(plans(60, run=done_in), 1, 1, quick_loop=Always(is_beside=False))]
+    found = [*Prefetch(plans(60, run=done_in), 1, 1, pace=Always(is_beside=False))]
     assert loop not in found[:8]
     assert set(found[20:]) == {loop}
     assert no_reading_threads()
@@ -297,7 +314,7 @@ def test_a_loop_with_nothing_else_to_do_works_beside_the_thread(
         done_in.append(threading.get_ident())
         return number
 
-    results = Prefetch(plans(20, run=together), 1, 100, quick_loop=Always(is_beside=True))
+    results = Prefetch(plans(20, run=together), 1, 100, pace=Always(is_beside=True))
     assert [*results] == [*range(20)]
     assert len(done_in) == 20
     assert done_in.count(threading.get_ident()) >= 9
@@ -324,7 +341,7 @@ def test_a_loop_may_be_quick_now_and_slow_then(
         return number
 
     loop = Always(is_beside=is_beside)
-    results, found = Prefetch(plans(200, nbytes=4, run=counted), 1, 12, quick_loop=loop), []
+    results, found = Prefetch(plans(200, nbytes=4, run=counted), 1, 12, pace=loop), []
     while True:
         try:
             found.append(next(results))
@@ -352,7 +369,7 @@ def test_a_loop_that_does_work_itself_goes_on_after_an_interrupt_at_any_line(
         line += 1
         trace = Interrupt(line, Path(prefetch.__file__))
         loop = Always(is_beside=is_beside)
-        results, found = Prefetch(plans(20), 1, 1, quick_loop=loop), list[int]()
+        results, found = Prefetch(plans(20), 1, 1, pace=loop), list[int]()
         next(results)
         try:
             with interrupted(trace):
