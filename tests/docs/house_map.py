@@ -83,7 +83,10 @@ def _files() -> Iterator[str]:
 
 
 def _rows(title: str, paths: list[Path]) -> Iterator[str]:
-    yield f"\n## {title}\n\n| file | what |\n|---|---|\n"
+    yield f"\n## {title}\n\n"
+    if title != "featcache":
+        yield f"{sentence_of(ROOT / title / '__init__.py')}\n\n"
+    yield "| file | what |\n|---|---|\n"
     for path in paths:
         if path.name != "__init__.py":
             yield f"| `{path.relative_to(ROOT / title)}` | {sentence_of(path)} |\n"
