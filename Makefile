@@ -21,6 +21,7 @@ CRASH_TESTS := tests/crash tests/store/test_store_kill.py tests/store/test_store
   tests/store/writing/test_sealed_in_place.py tests/loading/test_leaving.py \
   tests/store/test_feature_sets_crashes.py tests/extraction/test_convert_killed.py \
   tests/lazy/test_shared_functions.py tests/recipes/test_recipe_mix.py tests/remote/test_transfer_kills.py
+FAULT_CALLS := tests/faults/test_faults.py
 FAULT_TESTS := tests/faults tests/store/writing/test_failed_publish.py tests/store/writing/test_store_full_disk.py \
   tests/remote/test_remote_faults.py tests/remote/test_transfer_faults.py
 
@@ -55,18 +56,20 @@ look: setup  ## look at pages of reports in Chromium, which this installs where 
 	$(BIN)/pytest $(LOOK_TESTS)
 
 workers: setup  ## run the tests that start Dask workers, on SLURM too where it is installed
-	$(BIN)/pytest $(WORKER_TESTS)
+	$(BIN)/pytest tests/slurm
+	$(BIN)/pytest $(filter-out tests/slurm,$(WORKER_TESTS)) -n 2 --dist loadfile
 
 crash: setup  ## crash writers in thousands of ways and see that nothing is lost; 15 minutes, needs strace
 	$(BIN)/pytest $(CRASH_STATES) -s --override-ini=timeout=3600
-	$(BIN)/pytest $(CRASH_TESTS) --deselect $(CRASH_STATES) -n 2 --dist loadfile -rP --override-ini=timeout=3600
+	$(BIN)/pytest $(CRASH_TESTS) --deselect $(CRASH_STATES) -n 2 -rP --show-capture=stdout --override-ini=timeout=3600
 
 torture: setup  ## kill the demo again and again; threads, forks, interrupts by the hundred; half an hour
 	$(BIN)/pytest tests/torture -s --override-ini=timeout=3600
 	FEATCACHE_ROUNDS=300 $(BIN)/pytest -n 2 $(SHARING_TESTS) --override-ini=timeout=3600
 
 faults: setup  ## let system calls of writers fail, 2,112 of them, and answers of a store, each at each request; five minutes (FEATCACHE_FAULTS=20000 tries more)
-	$(BIN)/pytest $(FAULT_TESTS) -s --override-ini=timeout=3600
+	$(BIN)/pytest $(FAULT_CALLS) -s --override-ini=timeout=3600
+	$(BIN)/pytest $(FAULT_TESTS) --deselect $(FAULT_CALLS) -n 2 --dist loadfile --override-ini=timeout=3600
 
 fuzz: setup  ## damage caches, and what is adopted, in every way, 20,000 times each and more; fifteen minutes (FEATCACHE_FUZZ=10 tries ten times as many)
 	$(BIN)/pytest tests/fuzz -s --override-ini=timeout=3600
