@@ -286,7 +286,7 @@ def test_headers_of_many_datasets_are_asked_for_together(
         for number in range(300):
             file.create_dataset(f"utt-{number:03d}", data=noise + number, **more)
     with serving(tmp_path / "served") as server:
-        server.delay_s = 0.02
+        server.delay_s = 0.1
         first: list[int] = []  # requests that came while no other one was answered
 
         def note(_handler: Handler, _data: bytes, _status: int) -> bool:
