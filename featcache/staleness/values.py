@@ -1,4 +1,4 @@
-"""Description of any value as JSON: the same in every process, on every device.
+"""Description of any value as JSON, the same in every process, and what is left out of it.
 
 Numbers and text are as they are, arrays and tensors a digest, objects their class and state. Left
 out: paths, devices, locks, threads, loggers, random generators, what a library keeps for itself.

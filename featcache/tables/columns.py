@@ -1,4 +1,4 @@
-"""Columns of a table: annotations, ids and lengths; filters, orders, splits and Arrow by them."""
+"""Columns of a table: annotations, ids, lengths; filters, orders, splits and samples by them."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import struct
 import tarfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -576,6 +577,20 @@ MODULES = {
 def test_what_a_refusal_says_gives_the_arrays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, door: str
 ) -> None:
+    follow_refusal(tmp_path, monkeypatch, what, door)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("protocol", [2, 4, 5])  # 4 is Python's own up to 3.13, 5 from 3.14 on
+@pytest.mark.parametrize("what", [*(what for what in WAYS if "pickle" in what), "triples"])
+def test_what_a_refusal_of_a_pickle_says_holds_for_all_protocols(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, protocol: int
+) -> None:
+    monkeypatch.setattr(pickle, "dumps", partial(pickle.dumps, protocol=protocol))
+    follow_refusal(tmp_path, monkeypatch, what, "convert")
+
+
+def follow_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, door: str) -> None:
     (tmp_path / "into").mkdir()
     source, held = WAYS[what](tmp_path)
     message = refusal(door, source, tmp_path / "into" / "cache")

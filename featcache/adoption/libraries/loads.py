@@ -326,12 +326,16 @@ def _top(pickled: bytes) -> tuple[str, list[str]]:
         return "dict", words
     if names[:1] == ["EMPTY_LIST"]:
         second = names[-1]
-        of_arrays = b"ndarray" in pickled or b"tensor" in pickled
         is_text = "UNICODE" in second and words[0].partition(".")[0] not in _PLAIN
-        is_pairs = is_text and of_arrays
+        is_pairs = is_text and _holds_arrays(pickled)
         rows = "rows" if second == "EMPTY_DICT" else "pairs" if is_pairs else "list"
         return rows, words
     return "tuple" if _TUPLE.search(pickled) else "other", words
+
+
+def _holds_arrays(pickled: bytes) -> bool:
+    """Whether a pickle names what makes arrays: of NumPy by protocol 4 or 5, or of torch."""
+    return any(name in pickled for name in (b"ndarray", b"_frombuffer", b"_rebuild_tensor"))
 
 
 def _of_pickle(path: Path) -> Loads | None:
@@ -355,10 +359,9 @@ def _of_pickle(path: Path) -> Loads | None:
     if top == "pairs":
         return Loads(RUNS_CODE, f"{{a[0]: a[1] for a in {load}}}")
     if top in ("list", "rows", "tuple"):
-        of_arrays = b"ndarray" in front or b"_rebuild_tensor" in front or top == "rows"
         return (
             _of_items(RUNS_CODE, load)
-            if of_arrays
+            if _holds_arrays(front) or top == "rows"
             else Loads(RUNS_CODE, numbered(load, "numpy.array(a)"), f"numpy.array({load})")
         )
     return Loads(RUNS_CODE, load, load)
