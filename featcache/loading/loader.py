@@ -288,7 +288,7 @@ class FeatureLoader(Generic[T]):
             `featcache.interop.speechbrain.padded_batch`.
         threads: number of batches that are read side by side ahead; 0 reads each when it is asked
             for. One is enough for what is mapped from a local disk (a loop that does nothing
-            between batches reads along); codecs, a `transform`, network file systems and
+            between batches reads, too); codecs, a `transform`, network file systems and
             `mapped=False` may want more.
         prefetch_bytes: most bytes of the batches that are read ahead and wait.
         pin_memory: read into memory that a GPU can copy from while the CPU goes on; by default for
