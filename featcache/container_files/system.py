@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -275,8 +276,14 @@ def sync_path(path: Path) -> None:
         sync_directory(path)
     else:
         # of another user's it may be read alone; Windows syncs only what can be written
-        with path.open("r+b" if sys.platform == "win32" else "rb", buffering=0) as file:
+        mode = "r+b" if sys.platform == "win32" else "rb"
+        with FileIO(path, mode, opener=_open_at_once) as file:
             sync_file(file)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open what may be a pipe that somebody put there, and wait for nobody to write to it."""
+    return os.open(path, flags | O_NONBLOCK)
 
 
 def _open_looking(root: Path, steps: list[str], flags: int) -> int:

@@ -317,3 +317,10 @@ def test_plain_files_are_synced(tmp_path: Path) -> None:
         write_all(file, b"abc")
         sync_file(file)
     assert (tmp_path / "x").read_bytes() == b"abc"
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "index")  # which nobody ever opens to write
+    with pytest.raises(OSError, match=r"/index'$"):
+        write_durably(tmp_path / "manifest", b"{}", after=[tmp_path / "index"])
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
