@@ -92,7 +92,7 @@ class LoopPace:
         self._is_beside = False
         self._byte_s: dict[bool, float] = {}  # seconds a byte, of the last time in each way
         self._left_alone, self._alone = 0, ALONE  # results that it makes itself: now, next time
-        self._is_left_alone = False
+        self._is_left_alone = self._was_late = False
         self._begin(TRIED, is_trial=True)
 
     def _begin(self, results: int, *, is_trial: bool) -> None:
@@ -116,13 +116,17 @@ class LoopPace:
             self._at_once += 1
         elif step_s < math.inf:
             self._at_once = 0
+        else:  # another iteration may be another loop: it is seen at once
+            self._left_alone = 0
         self._is_left_alone = self._left_alone > 0
         self._left_alone = max(self._left_alone - 1, 0)
 
     def sees_thread(self, *, is_ahead: bool) -> None:
         """Note whether a thread had a result by the time that it was asked for."""
         if is_ahead:
-            self._alone = ALONE
+            self._alone, self._was_late = ALONE, False
+        elif not self._was_late:  # once it may be for anything
+            self._was_late = True
         else:
             self._left_alone = self._alone
             self._alone = min(2 * self._alone, MOST_ALONE)
