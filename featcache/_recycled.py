@@ -54,8 +54,12 @@ class RecycledMemory:
     """
 
     def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes if COUNTS else 0
+        self.keep(most_bytes)
         self._blocks: dict[int, Blocks] = {}  # by size; the one that was given out last is last
+
+    def keep(self, most_bytes: int) -> None:
+        """Choose anew how many bytes of blocks are known at most; seen when one is made."""
+        self._most_bytes = most_bytes if COUNTS else 0
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Scalar]) -> NDArray[Scalar]:
         """Return an uninitialised array, as `numpy.empty` does."""

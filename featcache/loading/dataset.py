@@ -392,10 +392,15 @@ class FeatureDataset(Dataset[Item]):
     def wanted(self, plan: BatchPlan) -> Wanted:
         """Return what a planned batch reads of object stores."""
         wanted: Wanted = {}
-        if self.is_remote and any(each.lie_afar for each in self._containers):
+        if self.lies_afar:
             for name, span in plan.spans.items():
                 self.choices.want(plan.rows, name, span, plan.draw, wanted)
         return wanted
+
+    @property
+    def lies_afar(self) -> bool:
+        """Whether some bytes lie in an object store, and what was read lately was not all here."""
+        return self.is_remote and any(each.lie_afar for each in self._containers)
 
     @cached_property
     def is_remote(self) -> bool:

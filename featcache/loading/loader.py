@@ -33,7 +33,6 @@ from featcache.loading.dataset import (
 )
 from featcache.loading.layouts import Batch, Layout, layout_for
 from featcache.loading.memory import (
-    Allocate,
     check_pinned,
     on_device,
     pinned,
@@ -365,9 +364,10 @@ class FeatureLoader(Generic[T]):
         if dataset.arrays == "numpy" and device is not None:
             raise ConfigError("device= is for tensors; arrays='numpy' stay in memory")
         self._device = None if device is None else usable_device(device)
-        # what is under way from a store takes the room of memory that would wait to be used again
-        kept = 0 if dataset.is_remote else 2 * prefetch_bytes
-        self._allocate = _memory_for(self._device, pin_memory, kept)
+        # of what waits as much as of what was used, and of that as much again to be used next
+        self._memory = RecycledMemory(2 * prefetch_bytes + MOST_BYTES)
+        is_pinned = _is_pinned(self._device, pin_memory)
+        self._allocate = pinned if is_pinned else partial(empty_tensor, self._memory)
         self._watchdog_s = watchdog_s
         self._running: weakref.WeakSet[Prefetch[T]] = weakref.WeakSet()
         self._pace = LoopPace()
@@ -419,6 +419,7 @@ class FeatureLoader(Generic[T]):
             self._watchdog_s,
             watch,
             together=self._ask if self.dataset.is_remote else None,
+            waits=self._waits_for_stores,
             pace=self._pace,
         )
         self._running.add(prefetch)
@@ -563,6 +564,15 @@ class FeatureLoader(Generic[T]):
         wanted = self.dataset.wanted(plan)
         return Planned(plan.nbytes, partial(self._read, plan), plan.filled, wanted)
 
+    def _waits_for_stores(self) -> bool:
+        """Whether what is read may not all be here.
+
+        What is under way from a store takes the room of memory that would wait to be used again.
+        """
+        lies_afar = self.dataset.lies_afar
+        self._memory.keep(MOST_BYTES + (0 if lies_afar else self._prefetch_bytes))
+        return lies_afar
+
     def _ask(self, planned: Sequence[Planned[T]]) -> None:
         """Ask object stores for what several batches read, without waiting."""
         wanted: Wanted = {}
@@ -609,13 +619,13 @@ def _sampler_of(
     )
 
 
-def _memory_for(device: torch.device | None, pin_memory: bool | None, kept_bytes: int) -> Allocate:
+def _is_pinned(device: torch.device | None, pin_memory: bool | None) -> bool:
+    """Whether batches lie in pinned memory, as those for a GPU do unless it is said."""
     on_gpu = device is not None and device.type == "cuda"
-    if on_gpu if pin_memory is None else pin_memory:
+    is_pinned = on_gpu if pin_memory is None else pin_memory
+    if is_pinned:
         check_pinned()
-        return pinned
-    # of what waits as much as of what was used, and of that as much again to be used next
-    return partial(empty_tensor, RecycledMemory(kept_bytes + MOST_BYTES))
+    return is_pinned
 
 
 def _check_none_given(*settings: object) -> None:

@@ -173,6 +173,7 @@ class Prefetch(Iterator[R]):
             many plans as are ahead already, at least one, are then made together, as soon as there
             is room for as many: the first job is not kept waiting, and the last ones of those ahead
             have long been begun.
+        waits: whether jobs wait for that now; it is seen before each result.
         pace: what was seen of the loop before.
 
     An error of a plan, of a job, or of their iterator, is raised in its place: after the results
@@ -188,11 +189,13 @@ class Prefetch(Iterator[R]):
         watch: Watch | None = None,
         *,
         together: Callable[[Sequence[Planned[R]]], object] | None = None,
+        waits: Callable[[], bool] = lambda: True,
         pace: LoopPace | None = None,
     ) -> None:
         self.handed = Handed()
         self._pace = LoopPace() if pace is None else pace
-        self._together = together
+        self._together, self._waits = together, waits
+        self._is_together = False  # plans are made together now
         self._watchdog_s, self._watch = watchdog_s, watch
         self._plans: Iterator[Plan[R]] | None = plans  # None: it came to its end
         self._most_threads = threads
@@ -201,8 +204,7 @@ class Prefetch(Iterator[R]):
         self._slots: deque[_Slot[R]] = deque()  # all that are not handed on yet
         self._taken = 0
         self._round_ends = 0  # plans that are taken with this round
-        # plans are being taken for all that there is room for
-        self._is_filling = together is not None and threads > 0
+        self._is_filling = False  # plans are being taken for all that there is room for
         self._to_plan: deque[_Slot[R]] = deque()
         self._unplanned = 0  # these, and those that are being planned
         self._to_do: list[_Slot[R]] = []  # planned
@@ -234,20 +236,18 @@ class Prefetch(Iterator[R]):
             )
         step_s = time.perf_counter() - self._handed_at
         was_alone = self._is_alone
-        if self._most_threads == 1 and self._together is None:
-            self._pace.asks(step_s)
-            self._helps, self._is_alone = self._pace.is_beside, self._pace.is_alone
+        self._choose_way(step_s)
         self._take_plans()
         with self._state:
             if not self._slots:
                 raise StopIteration
             slot = self._slots[0]
         try:
-            if self._together is not None and self._most_threads:
+            if self._is_together and self._most_threads:
                 self._take_more(slot)
             asked_at, is_late = time.perf_counter(), not slot.result.done()
             result = self._result(slot)
-            if not was_alone and not self._is_alone:
+            if not was_alone and not self._is_alone and not self._is_together:
                 waited_s = time.perf_counter() - asked_at if is_late else 0.0
                 self._see_whether_ahead(slot, step_s, waited_s)
             return result
@@ -261,7 +261,24 @@ class Prefetch(Iterator[R]):
             self.handed.add(slot)
             self._take_plans()
             before, self._handed_at = self._handed_at, time.perf_counter()
-            self._pace.got(self._handed_at - before, slot.nbytes)
+            if not self._is_together:
+                self._pace.got(self._handed_at - before, slot.nbytes)
+
+    def _choose_way(self, step_s: float) -> None:
+        """Choose who does the next work; jobs that wait for more than this process are begun ahead.
+
+        Of a loop that asks for results after `step_s`.
+        """
+        was_together = self._is_together
+        self._is_together = self._together is not None and self._waits()
+        if self._is_together != was_together:
+            with self._state:
+                self._is_filling = self._is_together and self._most_threads > 0
+        if self._most_threads == 1 and not self._is_together:
+            self._pace.asks(step_s)
+            self._helps, self._is_alone = self._pace.is_beside, self._pace.is_alone
+        else:
+            self._helps, self._is_alone = False, not self._most_threads
 
     def _see_whether_ahead(self, slot: _Slot[R], step_s: float, waited_s: float) -> None:
         """Leave threads alone where the loop had to wait as long as the work takes, no longer.
@@ -350,7 +367,7 @@ class Prefetch(Iterator[R]):
     def _wanted(self) -> int:
         """Return how many plans are to have been taken by now."""
         ahead = len(self._slots)
-        if self._together is None or not self._most_threads:
+        if not self._is_together or not self._most_threads:
             waiting = len(self._to_plan) + len(self._to_do)
             room = self._most_threads + PLANS_AHEAD if self._most_threads else 1
             return self._taken + min(room - waiting, MOST_AHEAD - ahead)
@@ -482,7 +499,7 @@ class Prefetch(Iterator[R]):
             except BaseException as error:
                 _fail(slot, error, here)
             slot.work_s += time.perf_counter() - began
-        if self._together is not None and planned and not self._closed:
+        if self._is_together and self._together is not None and planned and not self._closed:
             try:
                 self._together([job for _, job in planned])
             except BaseException as error:
@@ -503,7 +520,7 @@ class Prefetch(Iterator[R]):
 
         Plans that are made together come first: jobs wait for what they begin.
         """
-        if self._together is not None and self._to_plan:
+        if self._is_together and self._to_plan:
             if self._taken < self._round_ends and self._plans is not None:
                 return []  # more are being taken
             slots = list(self._to_plan)

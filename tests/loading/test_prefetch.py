@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from interrupts import Interrupt, interrupted
 
 from featcache.loading import prefetch
@@ -234,6 +236,37 @@ def test_errors_of_plans_made_together_end_nothing() -> None:
     finally:
         sys.setswitchinterval(interval)
     assert list(results) == []
+
+
+@given(
+    st.lists(st.booleans(), min_size=1, max_size=40),
+    st.integers(0, 3),
+    st.integers(0, 60),
+    st.integers(0, 30),
+)
+@settings(max_examples=200, deadline=None)
+def test_what_jobs_wait_for_may_be_here_now_and_afar_then(
+    afar: list[bool], threads: int, count: int, most_bytes: int
+) -> None:
+    asked = 0
+
+    def waits() -> bool:
+        nonlocal asked
+        asked += 1
+        return afar[asked % len(afar)]
+
+    begun: list[int] = []
+    results = Prefetch(
+        plans(count),
+        threads,
+        most_bytes,
+        together=lambda planned: begun.extend(each.make() for each in planned),
+        waits=waits,
+    )
+    assert list(results) == list(range(count))
+    assert len(begun) == len({*begun})  # once at most
+    if all(afar):
+        assert sorted(begun) == list(range(count))
 
 
 class Always(LoopPace):
