@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby
 from multiprocessing.util import Finalize
 from operator import itemgetter
@@ -22,7 +22,7 @@ import xxhash
 
 from featcache.errors import ConfigError
 from featcache.interface import Bytes
-from featcache.remote.io import Ask, Requests, require_unforked
+from featcache.remote.io import Ask, Came, Found, Requests, Told, require_unforked
 from featcache.remote.pages import Locks, MadeOnce, Pages
 from featcache.remote.places import RemoteOptions, RemotePlace
 from featcache.remote.ranges import Piece, Request, Span, planned
@@ -41,13 +41,11 @@ class _Kept:
     A window has thousands: each is one object, a future would be six.
     """
 
-    __slots__ = ("_data", "_files", "_found", "_is_there", "_turn", "request")
+    __slots__ = ("_found", "_is_there", "_turn", "request")
 
-    def __init__(self, files: RemoteFiles, request: Request) -> None:
+    def __init__(self, request: Request) -> None:
         self.request = request
-        self._files = files
-        self._data: memoryview | None = None  # before it is a page
-        self._found: memoryview | BaseException | None = None
+        self._found: Found | None = None
         self._turn = threading.Lock()  # taken once: of who gives up, and who has the bytes
         self._is_there = threading.Lock()  # held until they are
         self._is_there.acquire()
@@ -62,20 +60,7 @@ class _Kept:
         assert self._found is not None
         raise self._found
 
-    def answered(self, found: memoryview | BaseException) -> None:
-        """Make pages of what a store gave."""
-        if isinstance(found, BaseException):
-            self._files.done(self, found)
-        else:
-            self._data = found
-            self._files.write_soon(self, found)
-
-    def written(self, error: BaseException | None) -> None:
-        """Hear that the bytes are pages, or cannot be."""
-        assert self._data is not None
-        self._files.done(self, self._data if error is None else error)
-
-    def let_go(self, found: memoryview | BaseException) -> None:
+    def let_go(self, found: Found) -> None:
         """Wake those who wait, unless that was done before."""
         if self._turn.acquire(blocking=False):
             self._found = found
@@ -273,7 +258,7 @@ class RemoteFiles:
 
     def keep(self, file: int, data: memoryview) -> None:
         """Keep the first bytes of a file, which came in another way."""
-        self._pages.write(self._key(file), 0, data)
+        self._pages.write([(self._key(file), 0, data)])
 
     def forget(self, file: int, offset: int, nbytes: int) -> None:
         """Remove pages that are not what was written: the store may have it, now or again."""
@@ -297,32 +282,45 @@ class RemoteFiles:
     def _begin(self, requests: Iterable[Request]) -> list[_Kept]:
         """Ask for bytes, which are to be waited for until they are pages."""
         begun: list[_Kept] = []
+        kept_of: dict[Ask, _Kept] = {}
+        told = partial(self._answered, kept_of)
         try:
             for request in requests:
-                begun.append(_Kept(self, request))
+                begun.append(_Kept(request))
                 self._of(request.file).add(begun[-1])
-            self._requests.ask([self._ask_for(each) for each in begun])
+            kept_of.update((self._ask_for(each.request, told), each) for each in begun)
+            self._requests.ask([*kept_of])
         except BaseException as error:  # Ctrl-C, too: nobody may wait for what never comes
             for each in begun:
-                self.done(each, error)
+                self._done(each, error)
             raise
         return begun
 
-    def _ask_for(self, kept: _Kept) -> Ask:
-        file, begin, end = kept.request
+    def _ask_for(self, request: Request, told: Told) -> Ask:
+        file, begin, end = request
         name, size, state = self._name(file), self._size(file), self._state(file)
-        return Ask(name, begin, end, size, self._etags, state, kept.answered)
+        return Ask(name, begin, end, size, self._etags, state, told)
 
-    def write_soon(self, kept: _Kept, data: memoryview) -> None:
-        """Make pages of what a store gave."""
+    def _answered(self, kept_of: dict[Ask, _Kept], came: Came) -> None:
+        """Make pages of what a store gave, and wake those who wait for it."""
+        there: list[tuple[_Kept, memoryview]] = []
+        for ask, found in came:
+            kept = kept_of.pop(ask)
+            if isinstance(found, memoryview):
+                there.append((kept, found))
+            else:
+                self._done(kept, found)
+        error: BaseException | None = None
         try:
-            key = self._key(kept.request.file)
-        except BaseException as error:  # raised where the bytes are wanted
-            self.done(kept, error)
-        else:
-            self._pages.write_soon(key, kept.request.begin, data, kept.written)
+            self._pages.write(
+                [(self._key(kept.request.file), kept.request.begin, data) for kept, data in there]
+            )
+        except BaseException as raised:  # where the bytes are wanted
+            error = raised
+        for kept, data in there:
+            self._done(kept, data if error is None else error)
 
-    def done(self, kept: _Kept, found: memoryview | BaseException) -> None:
+    def _done(self, kept: _Kept, found: Found) -> None:
         """Wake those who wait for bytes."""
         self._of(kept.request.file).remove(kept)
         if isinstance(found, BaseException):

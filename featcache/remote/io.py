@@ -43,7 +43,7 @@ TRIES = 3  # of a list that came cut
 RECENT = 256  # requests, whose speed is that of now
 NEAR_GETS_PER_S = 8000.0  # more than a process can take in
 LEAST_ROOM = 8  # requests at a time, however soon a store answers
-LOOK_EVERY = 8  # answers, after which it is looked how soon they come
+LOOK_EVERY = 32  # answers, after which it is looked how soon they come
 KNOWN = 64  # latencies, from which on it is known that one is late
 LATE = 3.0  # times the latency of the slowest hundredth, after which a request is made again
 LEAST_LATE_S = 0.05
@@ -51,6 +51,8 @@ LOOK_S = 0.1  # between two looks for late ones, at most
 BUSY = frozenset(("429", "503"))  # what a store says that is asked too often
 EMPTY = "416"  # of a range of an object without bytes
 BURST_S = 0.5  # in which the requests at a time are halved once at most
+AT_ONCE = 16  # answers that are handed on before anybody hears of one
+MOST_WAITING_BYTES = 16 << 20  # of answers that wait to be handed on
 TRIMMED_BYTES = 64 << 20  # of answers, after which what malloc holds of them goes back
 LINGER_S = 2.0  # that a thread waits for something to do, before it ends
 # Threads of obstore let go of Python's objects behind an answer, and ours come back with it; in an
@@ -147,10 +149,10 @@ class _Pace:
         """Ask for as many at a time as may be, where some do not come: the others shall."""
         self._useful = float(self._most)
 
-    def ended(self, nbytes: int) -> None:
-        """Note that an answer is there."""
+    def ended(self, answers: int, nbytes: int) -> None:
+        """Note that answers are there."""
         self._ends.append((time.perf_counter(), nbytes))
-        self._allowed = min(self._allowed + 1 / self._allowed, self._most)
+        self._allowed = min(self._allowed + answers / self._allowed, self._most)
 
     def is_too_fast(self) -> None:
         """Halve the requests at a time, once for a burst of refusals."""
@@ -283,14 +285,12 @@ def give_back_memory() -> None:
         _trim(0)
 
 
-Told = Callable[[memoryview | BaseException], object]
-
-
 @dataclass(eq=False, slots=True)
 class Ask:
     """Bytes of an object that are asked for; arguments as of `Requests.some`.
 
-    `told` is called once with them, or their error, in the thread that got them; it raises nothing.
+    `told` is called with them, or their error, once for each that is asked for, and with those of
+    several at a time that have the same `told`; it raises nothing.
     """
 
     name: str
@@ -302,6 +302,49 @@ class Ask:
     told: Told
     began: float = 0.0
     is_told: bool = False
+
+
+Found = memoryview | BaseException
+Came = Sequence[tuple[Ask, Found]]
+Told = Callable[[Came], object]
+
+
+class _Answers:
+    """Answers on their way to those who asked, whom one thread at a time tells of several.
+
+    Whoever brings one while another thread is at it goes on, as long as no more than
+    `MOST_WAITING_BYTES` wait: each would take Python's lock, and threads that write pages would
+    wait for each other in the kernel.
+    """
+
+    def __init__(self, hand_on: Callable[[Came], object]) -> None:
+        self._hand_on = hand_on
+        self._waiting: deque[tuple[Ask, Found]] = deque()
+        self._nbytes = 0
+        self._counted, self._turn = threading.Lock(), threading.Lock()
+
+    def bring(self, ask: Ask, found: Found) -> None:
+        """Bring one, and hand on what waits unless another thread does."""
+        with self._counted:
+            self._waiting.append((ask, found))
+            self._nbytes += _nbytes(found)
+        while self._waiting:
+            if not self._turn.acquire(self._nbytes > MOST_WAITING_BYTES):
+                return  # who is at it looks again once it has let go
+            try:
+                with self._counted:
+                    here = min(AT_ONCE, len(self._waiting))
+                    some = [self._waiting.popleft() for _ in range(here)]
+                if some:  # another thread may have taken the last ones
+                    self._hand_on(some)
+                with self._counted:
+                    self._nbytes -= sum(_nbytes(found) for _, found in some)
+            finally:
+                self._turn.release()
+
+
+def _nbytes(found: Found) -> int:
+    return len(found) if isinstance(found, memoryview) else 0
 
 
 class Requests:
@@ -319,6 +362,7 @@ class Requests:
         self._obstore = importlib.import_module("obstore")
         self._errors = importlib.import_module("obstore.exceptions")
         self._locks = Locks()
+        self._answers = _Answers(self._hand_on)
         self._waiting: dict[Ask, None] = {}  # for their answers to begin
         self._is_watched = not place.options.hedge
 
@@ -370,7 +414,7 @@ class Requests:
         """
         found: Future[memoryview] = Future()
         known = {} if etags is None else etags
-        self.ask([Ask(name, first, end, size, known, state, partial(_set, found))])
+        self.ask([Ask(name, first, end, size, known, state, partial(_set_one, found))])
         return found
 
     def ask(self, asks: Sequence[Ask]) -> None:
@@ -477,10 +521,21 @@ class Requests:
                     self._watch()
         found = _done(partial(self._some, ask)) if error is None else error
         self._waiting.pop(ask, None)
+        self._answers.bring(ask, found)
+
+    def _hand_on(self, came: Came) -> None:
+        """Tell those who asked, unless they had it of another request."""
+        firsts: dict[Told, list[tuple[Ask, Found]]] = {}
         with self._lock:
-            is_first, ask.is_told = not ask.is_told, True
-        if is_first:
-            ask.told(found)
+            for ask, found in came:
+                if not ask.is_told:
+                    ask.is_told = True
+                    firsts.setdefault(ask.told, []).append((ask, found))
+        answered = [len(found) for _, found in came if isinstance(found, memoryview)]
+        self._count(gets=len(answered), nbytes=sum(answered))
+        self._pace.ended(len(answered), sum(answered))
+        for told, some in firsts.items():
+            told(some)
 
     def _watch(self) -> None:
         """Make requests again that are late, as long as any are waited for."""
@@ -522,16 +577,24 @@ class Requests:
             raise self._changed(ask) from None
         except Exception as error:
             raise self._told(name, error) from None
+        wrong = self._wrong(ask, meta, len(data))
+        if wrong is not None:
+            self._count(gets=1, nbytes=len(data))  # others are, as they are handed on
+            raise wrong
+        return data
+
+    def _wrong(self, ask: Ask, meta: Mapping[str, Any], nbytes: int) -> Exception | None:
+        """Return the error of an answer that is not what was asked for."""
         if meta["size"] != ask.size:
             told = f"has {meta['size']} bytes, not the {ask.size} that were written"
-            raise self._changed(ask, told)
-        if meta["e_tag"] and ask.etags.setdefault(name, meta["e_tag"]) != meta["e_tag"]:
-            raise self._changed(ask)
+            return self._changed(ask, told)
+        if meta["e_tag"] and ask.etags.setdefault(ask.name, meta["e_tag"]) != meta["e_tag"]:
+            return self._changed(ask)
         if ask.state is not None and Look.of(meta).state != ask.state:
-            raise self._changed(ask)
-        if len(data) != ask.end - ask.first:
-            raise self._short(name, len(data), ask.end - ask.first)
-        return data
+            return self._changed(ask)
+        if nbytes != ask.end - ask.first:
+            return self._short(ask.name, nbytes, ask.end - ask.first)
+        return None
 
     def _fetched(self, ask: Ask, options: dict[str, Any]) -> tuple[Mapping[str, Any], memoryview]:
         """Return what the store says of an object, and bytes of it; tried again if it fails."""
@@ -558,8 +621,6 @@ class Requests:
                     self._pace.is_too_fast()
                 is_first = False
             else:
-                self._count(gets=1, nbytes=len(data))
-                self._pace.ended(len(data))
                 return answer.meta, data
 
     def count_read(self, nbytes: int) -> None:
@@ -659,6 +720,10 @@ def _done(work: Callable[[], T]) -> T | BaseException:
     except BaseException as error:
         error.__context__ = None
         return error
+
+
+def _set_one(future: Future[memoryview], came: Came) -> None:
+    _set(future, came[0][1])
 
 
 def _set(future: Future[T], found: T | BaseException) -> None:

@@ -23,12 +23,11 @@ import shutil
 import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import FileIO
 from itertools import count
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar, TypeVarTuple
+from typing import Generic, TypeVar, TypeVarTuple
 
 import numpy as np
 import xxhash
@@ -47,8 +46,6 @@ USED_S = 60.0  # that a segment counts as used after it was
 LOW = 0.9  # of the budget is left by a clearance
 DESCRIPTORS = Path("/proc/self/fd")  # open files, by number; not on every system
 TRIES = 10  # of making a segment, while others remove it
-AT_ONCE = 16  # pieces that are written before anybody hears of it
-MOST_UNWRITTEN_BYTES = 16 << 20
 MOST_OPEN = 4096  # segments: a process may map some 65 000 times
 
 
@@ -115,16 +112,7 @@ def most_open() -> int:
     return MOST_OPEN if limit < 0 else min(max(limit // 12, 8), MOST_OPEN)
 
 
-Written = Callable[[BaseException | None], object]
-
-
-class _Unwritten(NamedTuple):
-    """Bytes of an object that are no page yet."""
-
-    key: str
-    begin: int
-    data: memoryview
-    told: Written
+Kept = tuple[str, int, memoryview]  # the key of an object, the first byte, and bytes
 
 
 class Pages:
@@ -145,10 +133,6 @@ class Pages:
         self._most_open = most_open()
         self._written = LOOK_EVERY_BYTES  # look at the first write
         self._locks = Locks()
-        # no thread of a fork asks a store: one lock is enough
-        self._unwritten: deque[_Unwritten] = deque()
-        self._unwritten_bytes = 0
-        self._counted, self._writing = threading.Lock(), threading.Lock()
 
     def missing(self, key: str, spans: Iterable[Span]) -> Iterator[Span]:
         """Yield those of an object's bytes that are not here of some, in their order."""
@@ -216,48 +200,14 @@ class Pages:
                 first = high
         return lacking
 
-    def write(self, key: str, begin: int, data: memoryview) -> None:
-        """Keep bytes of an object; raises `StorageFullError` where there is no room for them."""
-        self._write([_Unwritten(key, begin, data, lambda error: None)])
-
-    def write_soon(self, key: str, begin: int, data: memoryview, told: Written) -> None:
-        """Keep bytes of an object that a store gave; `told` hears of it once, and raises nothing.
-
-        One thread writes for all: several would wait for each other in the kernel. The others go on
-        as long as no more than `MOST_UNWRITTEN_BYTES` wait to be written.
-        """
-        with self._counted:
-            self._unwritten.append(_Unwritten(key, begin, data, told))
-            self._unwritten_bytes += len(data)
-        while self._unwritten:
-            if not self._writing.acquire(self._unwritten_bytes > MOST_UNWRITTEN_BYTES):
-                return  # who writes looks again once it has let go
-            try:
-                self._write_some()
-            finally:
-                self._writing.release()
-
-    def _write_some(self) -> None:
-        """Write what came first of what waits, and tell of it."""
-        with self._counted:
-            some = [self._unwritten.popleft() for _ in range(min(AT_ONCE, len(self._unwritten)))]
-        found: BaseException | None = None
+    def write(self, some: Sequence[Kept]) -> None:
+        """Keep bytes of objects; raises `StorageFullError` where there is no room for them."""
         try:
-            self._write(some)
-        except BaseException as error:  # raised where the bytes are wanted
-            found = error
-        with self._counted:
-            self._unwritten_bytes -= sum(len(each.data) for each in some)
-        for each in some:
-            each.told(found)
-
-    def _write(self, some: Sequence[_Unwritten]) -> None:
-        try:
-            self._make_room(sum(len(each.data) for each in some))
+            self._make_room(sum(len(data) for _, _, data in some))
         except OSError as error:
             raise self._full(error) from error
         pieces: dict[tuple[str, int], list[tuple[int, memoryview]]] = {}
-        for key, begin, data, _ in some:
+        for key, begin, data in some:
             for number, first, last in _by_segment(begin, begin + len(data)):
                 piece = first, data[first - begin : last - begin]
                 pieces.setdefault((key, number), []).append(piece)

@@ -13,6 +13,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,7 +35,7 @@ from featcache.remote import (
     requests_to,
 )
 from featcache.remote import pages as module
-from featcache.remote.io import Ask, Told
+from featcache.remote.io import Ask, Found
 from featcache.remote.pages import Pages
 
 SIZE = 1 << 16
@@ -53,7 +54,7 @@ def pages(tmp_path: Path) -> Pages:
 
 
 def put(pages: Pages, key: str, begin: int = 0, nbytes: int = 10) -> None:
-    pages.write(key, begin, memoryview(bytes([7]) * nbytes))
+    pages.write([(key, begin, memoryview(bytes([7]) * nbytes))])
 
 
 def got(pages: Pages, key: str, begin: int = 0, nbytes: int = 10) -> tuple[list[object], set[int]]:
@@ -97,6 +98,9 @@ def in_a_fork(what: Callable[[], object]) -> object:
         process.join()
 
 
+Tell = Callable[[Found], object]
+
+
 class Asked:
     """Requests that are noted, and answered by hand."""
 
@@ -104,7 +108,7 @@ class Asked:
 
     def __init__(self) -> None:
         self.read_bytes = 0
-        self.asked: list[tuple[int, int, Told]] = []
+        self.asked: list[tuple[int, int, Tell]] = []
         self.error: BaseException | None = None
 
     def count_read(self, nbytes: int) -> None:
@@ -116,11 +120,17 @@ class Asked:
     def ask(self, asks: Sequence[Ask]) -> None:
         if self.error is not None:
             raise self.error
-        self.asked += [(each.first, each.end, each.told) for each in asks]
+        for each in asks:
+            told = partial(_tell, each)
+            self.asked.append((each.first, each.end, told))
 
     def answer(self) -> None:
         for first, end, told in self.asked:
             told(memoryview(bytes([7]) * (end - first)))
+
+
+def _tell(ask: Ask, found: Found) -> None:
+    ask.told([(ask, found)])
 
 
 def files_of(asked: object, pages: Pages, name: str = "x", size: int = 1 << 50) -> RemoteFiles:
@@ -300,62 +310,18 @@ def test_no_bytes_are_lacking_of_none(pages: Pages) -> None:
     assert list(pages.missing("key", [(5, 5)])) == []
 
 
-def test_one_thread_writes_what_comes_meanwhile_and_others_wait_where_it_is_too_much(
+def test_what_a_full_disk_does_not_take_is_an_error_and_the_next_is_written(
     pages: Pages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_UNWRITTEN_BYTES", 30)
-    plain, begun, may_go_on = os.pwrite, threading.Event(), threading.Event()
-    told: list[tuple[int, BaseException | None]] = []
-    writers: set[int] = set()
-
-    def slow(descriptor: int, data: bytes, at: int) -> int:
-        writers.add(threading.get_ident())
-        begun.set()
-        assert may_go_on.wait(10)
-        return plain(descriptor, data, at)
-
-    def write(at: int) -> None:
-        data = memoryview(bytes([at]) * 10)
-        pages.write_soon("key", at, data, lambda error: told.append((at, error)))
-
-    monkeypatch.setattr(os, "pwrite", slow)
-    threads = [threading.Thread(target=write, args=(at,)) for at in range(0, 60, 10)]
-    threads[0].start()
-    assert begun.wait(10)
-    for thread in threads[1:3]:
-        thread.start()
-        thread.join(10)
-        assert not thread.is_alive()
-    for thread in threads[3:]:
-        thread.start()
-        thread.join(0.1)
-        assert thread.is_alive()
-    assert not told
-    assert list(pages.missing("key", [(0, 60)])) == [(0, 60)]
-    may_go_on.set()
-    for thread in threads:
-        thread.join(10)
-    assert sorted(told) == [(at, None) for at in range(0, 60, 10)]
-    assert list(pages.missing("key", [(0, 60)])) == []
-    assert all(got(pages, "key", at) == ([], {at}) for at in range(0, 60, 10))
-    assert threads[0].ident in writers
-
-
-def test_what_a_full_disk_does_not_take_is_told_and_the_next_is_written(
-    pages: Pages, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[BaseException | None] = []
-
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "full")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
         for at in (0, 10):
-            pages.write_soon("key", at, memoryview(bytes(10)), told.append)
-    assert [type(error) for error in told] == [StorageFullError] * 2
-    pages.write_soon("key", 0, memoryview(bytes(10)), told.append)
-    assert told[2:] == [None]
+            with pytest.raises(StorageFullError):
+                put(pages, "key", at)
+    put(pages, "key", 0)
     assert list(pages.missing("key", [(0, 20)])) == [(10, 20)]
 
 

@@ -307,16 +307,57 @@ def test_the_end_of_the_interpreter_waits_for_a_request_that_was_made_again(
         assert not any(thread.is_alive() for thread in ending)
 
 
+def test_one_thread_tells_of_what_comes_meanwhile_and_others_wait_where_it_is_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(io, "MOST_WAITING_BYTES", 30)
+    begun, may_go_on = threading.Event(), threading.Event()
+    told: list[list[str]] = []
+    tellers: set[int] = set()
+
+    def hand_on(came: io.Came) -> None:
+        tellers.add(threading.get_ident())
+        begun.set()
+        assert may_go_on.wait(10)
+        told.append([ask.name for ask, _ in came])
+
+    answers = io._Answers(hand_on)
+
+    def bring(name: str) -> None:
+        ask = io.Ask(name, 0, 10, 10, {}, None, lambda came: None)
+        answers.bring(ask, memoryview(bytes(10)))
+
+    threads = [threading.Thread(target=bring, args=(str(at),)) for at in range(6)]
+    threads[0].start()
+    assert begun.wait(10)
+    for thread in threads[1:3]:
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
+    for thread in threads[3:]:
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive()
+    assert not told
+    may_go_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert told[0] == ["0"]
+    assert sorted(name for some in told for name in some) == list("012345")
+    assert len(told[1]) == 5
+    assert threads[0].ident in tellers
+
+
 def test_a_store_that_is_asked_too_often_is_asked_less_at_a_time() -> None:
     pace = io._Pace(64)
     pace.is_too_fast()
     pace.is_too_fast()  # of the same burst
     assert pace.room == 32
     for _ in range(33):
-        pace.ended(1)
+        pace.ended(1, 1)
     assert 33 <= pace.room < 34
-    for _ in range(10_000):
-        pace.ended(1)
+    for _ in range(1000):
+        pace.ended(10, 10)
     assert pace.room == 64
 
 
