@@ -9,6 +9,7 @@ keep processes and mappings; cold ones open all anew, have it give two batches o
 then drop its files from the page cache.
 
     python benchmarks/load.py [--utterances 3000] [--warm 7] [--cold 3]
+    python benchmarks/load.py --alone --warm 31 --cold 0    ours and the limits of memory
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class Round:
 @click.option("--utterances", default=3000, show_default=True)
 @click.option("--batches", default=44, show_default=True, help="Batches of each round.")
 @click.option("--warm", default=7, show_default=True, help="Warm rounds.")
-@click.option("--cold", default=3, show_default=True, help="Cold rounds.")
+@click.option("--cold", default=3, show_default=True, help="Cold rounds; 0: no table of them.")
+@click.option("--alone", is_flag=True, help="Leave the peers out.")
 @click.option(
     "--directory",
     type=click.Path(path_type=Path),
@@ -91,6 +93,7 @@ def main(
     batches: int,
     warm: int,
     cold: int,
+    alone: bool,
     directory: Path | None,
     json_path: Path | None,
 ) -> None:
@@ -100,13 +103,13 @@ def main(
     with tempfile.TemporaryDirectory(prefix="featcache-bench-", dir=directory) as name:
         root = Path(name)
         about = describe(root, *PACKAGES, *installed())
-        arrays = write(root, utterances)
+        arrays = write(root, utterances, alone)
         lengths = [len(array) for array in arrays]
         methods = [
             *limits(root, arrays),
             *ours(root),
-            *peers(root, corpus.make_ids(utterances), lengths),
-            *streamers(root),
+            *([] if alone else peers(root, corpus.make_ids(utterances), lengths)),
+            *([] if alone else streamers(root)),
         ]
         random = np.random.default_rng(1)
         orders = [random.permutation(utterances) for _ in range(max(warm, cold))]
@@ -129,13 +132,16 @@ def main(
             f"warm: all in the page cache, median of {warm} rounds of {len(rounds[0].rows)} batches"
         )
         report(warm_figures, title, DOUBTFUL * max(copies))
-        cold_figures, resident = measure_cold([m for m in methods if m.reads], rounds[:cold])
-        worst = max(resident, key=resident.__getitem__)
-        gone = f"at most {resident[worst]:.1%} of the sampled pages were in memory before ({worst})"
-        report(
-            cold_figures,
-            f"cold: dropped from the page cache, {gone}, median of {cold} rounds as above",
-        )
+        cold_figures: Table = {}
+        if cold:
+            cold_figures, resident = measure_cold([m for m in methods if m.reads], rounds[:cold])
+            worst = max(resident, key=resident.__getitem__)
+            gone = f"at most {resident[worst]:.1%} of the sampled pages were in memory before"
+            report(
+                cold_figures,
+                f"cold: dropped from the page cache, {gone} ({worst}), median of {cold} rounds as "
+                "above",
+            )
     if json_path:
         figures = {"warm": warm_figures, "cold": cold_figures}
         content = {
@@ -147,11 +153,13 @@ def main(
         )
 
 
-def write(root: Path, count: int) -> list[corpus.Floats]:
-    """Write all formats; returns the arrays."""
+def write(root: Path, count: int, alone: bool) -> list[corpus.Floats]:
+    """Write all formats, or ours alone; returns the arrays."""
     ids, arrays = corpus.make_ids(count), corpus.make_arrays(count)
+    corpus.write_caches(root, ids, arrays)
+    if alone:
+        return arrays
     for write_format in (
-        corpus.write_caches,
         corpus.write_h5,
         corpus.write_lhotse,
         corpus.write_tars,
