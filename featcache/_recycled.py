@@ -54,12 +54,13 @@ class RecycledMemory:
     """
 
     def __init__(self, most_bytes: int) -> None:
-        self.keep(most_bytes)
         self._blocks: dict[int, Blocks] = {}  # by size; the one that was given out last is last
+        self.keep(most_bytes)
 
     def keep(self, most_bytes: int) -> None:
-        """Choose anew how many bytes of blocks are known at most; seen when one is made."""
+        """Choose anew how many bytes of blocks are known at most, while others take some, too."""
         self._most_bytes = most_bytes if COUNTS else 0
+        self._forget_beyond(self._most_bytes)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Scalar]) -> NDArray[Scalar]:
         """Return an uninitialised array, as `numpy.empty` does."""
@@ -130,13 +131,18 @@ class RecycledMemory:
         begin = -memory.ctypes.data % ALIGNED
         # views of it hold this array, and no other: it dies with the last of them
         block = np.frombuffer(memory.data[begin : begin + size], np.uint8)
-        if size <= self._most_bytes:
-            while self.known_bytes + size > self._most_bytes:
-                _, most = max(list(self._blocks.items()), key=lambda each: each[0] * len(each[1]))
-                with suppress(IndexError):  # another thread took the last one
-                    most.popleft()
+        most_bytes = self._most_bytes  # which may become another one meanwhile
+        if size <= most_bytes:
+            self._forget_beyond(most_bytes - size)
             self._blocks.setdefault(size, deque()).append(block)
         return block
+
+    def _forget_beyond(self, most_bytes: int) -> None:
+        """Forget blocks, of the size that has most bytes, until the others come to no more."""
+        while self.known_bytes > most_bytes:
+            _, most = max(list(self._blocks.items()), key=lambda each: each[0] * len(each[1]))
+            with suppress(IndexError):  # another thread took the last one
+                most.popleft()
 
     def __reduce__(self) -> tuple[object, ...]:
         return RecycledMemory, (self._most_bytes,)

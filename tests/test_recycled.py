@@ -211,6 +211,38 @@ def test_an_error_while_an_array_is_made_costs_nobody_its_memory() -> None:
     assert (held == 1).all()
 
 
+def test_what_is_kept_may_become_less_while_an_array_is_made() -> None:
+    class Watched(RecycledMemory):
+        is_less = False
+
+        @property
+        def known_bytes(self) -> int:
+            known = super().known_bytes
+            if not self.is_less:  # between a look at the most and at what there is
+                self.is_less = True
+                self._most_bytes = 1 << 20
+            return known
+
+    for known in (0, 1 << 17):
+        memory = Watched(1 << 22)
+        first = memory.empty((known,), np.dtype(np.uint8))
+        memory._most_bytes, memory.is_less = 1 << 22, False
+        assert memory.empty((3 << 20,), np.dtype(np.uint8)).nbytes == 3 << 20
+        del first
+
+
+def test_what_is_kept_becomes_less_at_once() -> None:
+    memory = RecycledMemory(1 << 24)
+    held = [memory.empty((1 << 20,), np.dtype(np.uint8)) for _ in range(12)]
+    assert memory.known_bytes == 12 << 20
+    memory.keep(3 << 20)
+    assert memory.known_bytes == 3 << 20
+    assert all(array.nbytes == 1 << 20 for array in held)
+    held.clear()
+    memory.empty((1 << 20,), np.dtype(np.uint8))
+    assert memory.known_bytes == 3 << 20
+
+
 def test_threads_never_share_memory() -> None:
     memory, wrong = RecycledMemory(1 << 23), []
 

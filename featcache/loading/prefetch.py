@@ -269,11 +269,11 @@ class Prefetch(Iterator[R]):
 
         Of a loop that asks for results after `step_s`.
         """
-        was_together = self._is_together
-        self._is_together = self._together is not None and self._waits()
-        if self._is_together != was_together:
-            with self._state:
-                self._is_filling = self._is_together and self._most_threads > 0
+        is_together = self._together is not None and self._waits()
+        if is_together != self._is_together:
+            with self._state:  # the way comes last: an interrupt between them is seen to next time
+                self._is_filling = is_together and self._most_threads > 0
+                self._is_together = is_together
         if self._most_threads == 1 and not self._is_together:
             self._pace.asks(step_s)
             self._helps, self._is_alone = self._pace.is_beside, self._pace.is_alone

@@ -40,7 +40,7 @@ DIGEST = "featcache"  # metadata of an object: the digest of what was put
 MOST_BYTES = 32 << 20  # of an object that is read whole, far above any manifest of a cache
 TRIES_AGAIN = 10  # of a request that failed, at most, while `retry_s` are not over
 TRIES = 3  # of a list that came cut
-RECENT = 256  # requests, whose speed is that of now
+RECENT = 256  # answers, whose speed is that of now
 NEAR_GETS_PER_S = 8000.0  # more than a process can take in
 LEAST_ROOM = 8  # requests at a time, however soon a store answers
 LOOK_EVERY = 32  # answers, after which it is looked how soon they come
@@ -129,7 +129,8 @@ class _Pace:
         self._halved = 0.0
         self._begun = 0
         self._latencies: deque[float] = deque(maxlen=RECENT)
-        self._ends: deque[tuple[float, int]] = deque(maxlen=RECENT)
+        self._ends: deque[tuple[float, int, int]] = deque()  # when, answers, bytes
+        self._recent = 0  # answers of these
 
     @property
     def room(self) -> float:
@@ -151,7 +152,10 @@ class _Pace:
 
     def ended(self, answers: int, nbytes: int) -> None:
         """Note that answers are there."""
-        self._ends.append((time.perf_counter(), nbytes))
+        self._ends.append((time.perf_counter(), answers, nbytes))
+        self._recent += answers
+        while self._recent - self._ends[0][1] >= RECENT:
+            self._recent -= self._ends.popleft()[1]
         self._allowed = min(self._allowed + answers / self._allowed, self._most)
 
     def is_too_fast(self) -> None:
@@ -170,7 +174,9 @@ class _Pace:
         ends = list(self._ends)
         if len(ends) < 2:
             return 0.0
-        return sum(nbytes for _, nbytes in ends[1:]) / max(time.perf_counter() - ends[0][0], 1e-6)
+        return sum(nbytes for _, _, nbytes in ends[1:]) / max(
+            time.perf_counter() - ends[0][0], 1e-6
+        )
 
     def late_s(self) -> float:
         """Return the seconds after which an answer is late; infinite while too few are known."""
@@ -332,15 +338,20 @@ class _Answers:
             if not self._turn.acquire(self._nbytes > MOST_WAITING_BYTES):
                 return  # who is at it looks again once it has let go
             try:
-                with self._counted:
-                    here = min(AT_ONCE, len(self._waiting))
-                    some = [self._waiting.popleft() for _ in range(here)]
-                if some:  # another thread may have taken the last ones
-                    self._hand_on(some)
-                with self._counted:
-                    self._nbytes -= sum(_nbytes(found) for _, found in some)
+                self._hand_on_some()
             finally:
                 self._turn.release()
+
+    def _hand_on_some(self) -> None:
+        """Hand on what came first, unless another thread has taken the last ones."""
+        with self._counted:
+            some = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
+        try:
+            if some:
+                self._hand_on(some)
+        finally:
+            with self._counted:
+                self._nbytes -= sum(_nbytes(found) for _, found in some)
 
 
 def _nbytes(found: Found) -> int:
@@ -531,9 +542,9 @@ class Requests:
                 if not ask.is_told:
                     ask.is_told = True
                     firsts.setdefault(ask.told, []).append((ask, found))
-        answered = [len(found) for _, found in came if isinstance(found, memoryview)]
-        self._count(gets=len(answered), nbytes=sum(answered))
-        self._pace.ended(len(answered), sum(answered))
+        if answered := [len(found) for _, found in came if isinstance(found, memoryview)]:
+            self._count(gets=len(answered), nbytes=sum(answered))
+            self._pace.ended(len(answered), sum(answered))
         for told, some in firsts.items():
             told(some)
 

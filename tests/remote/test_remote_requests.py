@@ -361,6 +361,22 @@ def test_a_store_that_is_asked_too_often_is_asked_less_at_a_time() -> None:
     assert pace.room == 64
 
 
+@pytest.mark.parametrize("at_once", [1, 16])
+def test_a_pause_is_soon_forgotten_in_the_rate(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pace, now = io._Pace(64), 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    for _ in range(1000 // at_once):
+        now += at_once * 0.001
+        pace.ended(at_once, at_once * 1000)
+    now += 600
+    for _ in range(io.RECENT // at_once):
+        now += at_once * 0.001
+        pace.ended(at_once, at_once * 1000)
+    assert 0.9e6 < pace.bytes_per_s() < 1.1e6
+
+
 def test_of_a_store_that_answers_soon_no_more_is_asked_at_a_time_than_can_be_taken_in() -> None:
     pace = io._Pace(64)
     for _ in range(io.RECENT):
