@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import importlib
-import math
 import os
 import re
 import sys
@@ -28,6 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 import xxhash
 
 from featcache.errors import ClosedError, CorruptCacheError, RemoteError
+from featcache.remote.pace import Pace
 from featcache.remote.pages import Locks
 from featcache.remote.places import RemotePlace
 
@@ -40,17 +40,9 @@ DIGEST = "featcache"  # metadata of an object: the digest of what was put
 MOST_BYTES = 32 << 20  # of an object that is read whole, far above any manifest of a cache
 TRIES_AGAIN = 10  # of a request that failed, at most, while `retry_s` are not over
 TRIES = 3  # of a list that came cut
-RECENT = 256  # answers, whose speed is that of now
-NEAR_GETS_PER_S = 8000.0  # more than a process can take in
-LEAST_ROOM = 8  # requests at a time, however soon a store answers
-LOOK_EVERY = 32  # answers, after which it is looked how soon they come
-KNOWN = 64  # latencies, from which on it is known that one is late
-LATE = 3.0  # times the latency of the slowest hundredth, after which a request is made again
-LEAST_LATE_S = 0.05
 LOOK_S = 0.1  # between two looks for late ones, at most
 BUSY = frozenset(("429", "503"))  # what a store says that is asked too often
 EMPTY = "416"  # of a range of an object without bytes
-BURST_S = 0.5  # in which the requests at a time are halved once at most
 AT_ONCE = 16  # answers that are handed on before anybody hears of one
 MOST_WAITING_BYTES = 16 << 20  # of answers that wait to be handed on
 TRIMMED_BYTES = 64 << 20  # of answers, after which what malloc holds of them goes back
@@ -113,76 +105,6 @@ class Look(NamedTuple):
         told = etag.removeprefix("W/").strip('"') or meta["last_modified"].isoformat()
         state = (xxhash.xxh3_64_intdigest(told.encode()) >> 1) - (1 << 63)
         return cls(meta["size"], state, etag != "" and not etag.startswith("W/"))
-
-
-class _Pace:
-    """Times of the last requests, and how many may be made at a time.
-
-    A store that says it is asked too often is asked half as much at a time, at most twice a second;
-    with each answer it is a little more again. One that answers soon is asked for no more at a time
-    than comes to `NEAR_GETS_PER_S`: further answers would only wait for this process.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._allowed = self._useful = float(most)
-        self._halved = 0.0
-        self._begun = 0
-        self._latencies: deque[float] = deque(maxlen=RECENT)
-        self._ends: deque[tuple[float, int, int]] = deque()  # when, answers, bytes
-        self._recent = 0  # answers of these
-
-    @property
-    def room(self) -> float:
-        """Requests that may be made at a time."""
-        return min(self._allowed, self._useful)
-
-    def begun(self, latency_s: float) -> None:
-        """Note how long it took until an answer began."""
-        self._latencies.append(latency_s)
-        self._begun += 1
-        if not self._begun % LOOK_EVERY:
-            # of those that waited for this process as little as can be
-            useful = NEAR_GETS_PER_S * self.latency_s(0.1)
-            self._useful = min(max(useful, LEAST_ROOM), float(self._most))
-
-    def is_late(self) -> None:
-        """Ask for as many at a time as may be, where some do not come: the others shall."""
-        self._useful = float(self._most)
-
-    def ended(self, answers: int, nbytes: int) -> None:
-        """Note that answers are there."""
-        self._ends.append((time.perf_counter(), answers, nbytes))
-        self._recent += answers
-        while self._recent - self._ends[0][1] >= RECENT:
-            self._recent -= self._ends.popleft()[1]
-        self._allowed = min(self._allowed + answers / self._allowed, self._most)
-
-    def is_too_fast(self) -> None:
-        """Halve the requests at a time, once for a burst of refusals."""
-        now = time.perf_counter()
-        if now - self._halved > BURST_S:
-            self._allowed, self._halved = max(self.room / 2, 1.0), now
-
-    def latency_s(self, share: float) -> float:
-        """Return the latency that a share of the last answers did not exceed; 0 without any."""
-        latencies = sorted(self._latencies)
-        return latencies[int(share * (len(latencies) - 1))] if latencies else 0.0
-
-    def bytes_per_s(self) -> float:
-        """Return the rate of the last answers, all requests together."""
-        ends = list(self._ends)
-        if len(ends) < 2:
-            return 0.0
-        return sum(nbytes for _, _, nbytes in ends[1:]) / max(
-            time.perf_counter() - ends[0][0], 1e-6
-        )
-
-    def late_s(self) -> float:
-        """Return the seconds after which an answer is late; infinite while too few are known."""
-        if len(self._latencies) < KNOWN:
-            return math.inf
-        return max(LATE * self.latency_s(0.99), LEAST_LATE_S)
 
 
 # does some work, or gives it up for an error; raises nothing
@@ -365,7 +287,7 @@ class Requests:
         self.place = place
         self.counts = Counts()
         self._prefix = place.path("")
-        self._pace = _Pace(place.options.concurrency)
+        self._pace = Pace(place.options.concurrency)
         self._threads = _Threads(lambda: self._pace.room)
         require_unforked(place.url)
         # what fails is heard of, and only then asked for with patience
@@ -535,7 +457,7 @@ class Requests:
         self._answers.bring(ask, found)
 
     def _hand_on(self, came: Came) -> None:
-        """Tell those who asked, unless they had it of another request."""
+        """Hand answers to those who asked, unless they had them of another request."""
         firsts: dict[Told, list[tuple[Ask, Found]]] = {}
         with self._lock:
             for ask, found in came:

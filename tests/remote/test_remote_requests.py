@@ -25,8 +25,10 @@ from featcache.remote import (
     Requests,
     files,
     io,
+    pace,
     requests_to,
 )
+from featcache.remote.pace import KNOWN, LEAST_ROOM, RECENT, Pace
 from featcache.remote.ranges import Piece, Spans, planned
 
 pytest.importorskip("obstore")
@@ -189,12 +191,12 @@ def test_a_request_that_is_late_is_made_again_unless_that_is_off(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(io, "LATE", 0.0)
+    monkeypatch.setattr(pace, "LATE", 0.0)
     cache = opened(server, "memmap", tmp_path, gap_bytes=0, hedge=hedge)
     list(
         FeatureLoader(cache, "fbank", batch_sampler=batches_of(cache, True))
     )  # latencies are known
-    monkeypatch.setattr(io, "LEAST_LATE_S", 0.2)
+    monkeypatch.setattr(pace, "LEAST_LATE_S", 0.2)
     counts, left, release = requests_to(place_of(cache)).counts, [1], threading.Event()
     hedges = counts.hedges
 
@@ -238,13 +240,13 @@ def hedging(
     root: Path, monkeypatch: pytest.MonkeyPatch, concurrency: int
 ) -> Iterator[tuple[Requests, RangeServer, Held]]:
     """Give requests that know how quick a server is, and answers of it that are late."""
-    monkeypatch.setattr(io, "LEAST_LATE_S", 0.1)
-    monkeypatch.setattr(io, "LATE", 0.0)
+    monkeypatch.setattr(pace, "LEAST_LATE_S", 0.1)
+    monkeypatch.setattr(pace, "LATE", 0.0)
     for name in ("quick", "late"):
         (root / name).write_bytes(bytes(1000))
     with serving(root) as server:
         requests = Requests(RemotePlace(server.url, RemoteOptions(concurrency=concurrency)))
-        for asked in [requests.some("quick", at, at + 1, 1000) for at in range(io.KNOWN)]:
+        for asked in [requests.some("quick", at, at + 1, 1000) for at in range(KNOWN)]:
             asked.result()
         held = Held(server)
         try:
@@ -349,52 +351,52 @@ def test_one_thread_tells_of_what_comes_meanwhile_and_others_wait_where_it_is_to
 
 
 def test_a_store_that_is_asked_too_often_is_asked_less_at_a_time() -> None:
-    pace = io._Pace(64)
-    pace.is_too_fast()
-    pace.is_too_fast()  # of the same burst
-    assert pace.room == 32
+    paced = Pace(64)
+    paced.is_too_fast()
+    paced.is_too_fast()  # of the same burst
+    assert paced.room == 32
     for _ in range(33):
-        pace.ended(1, 1)
-    assert 33 <= pace.room < 34
+        paced.ended(1, 1)
+    assert 33 <= paced.room < 34
     for _ in range(1000):
-        pace.ended(10, 10)
-    assert pace.room == 64
+        paced.ended(10, 10)
+    assert paced.room == 64
 
 
 @pytest.mark.parametrize("at_once", [1, 16])
 def test_a_pause_is_soon_forgotten_in_the_rate(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pace, now = io._Pace(64), 0.0
+    paced, now = Pace(64), 0.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     for _ in range(1000 // at_once):
         now += at_once * 0.001
-        pace.ended(at_once, at_once * 1000)
+        paced.ended(at_once, at_once * 1000)
     now += 600
-    for _ in range(io.RECENT // at_once):
+    for _ in range(RECENT // at_once):
         now += at_once * 0.001
-        pace.ended(at_once, at_once * 1000)
-    assert 0.9e6 < pace.bytes_per_s() < 1.1e6
+        paced.ended(at_once, at_once * 1000)
+    assert 0.9e6 < paced.bytes_per_s() < 1.1e6
 
 
 def test_of_a_store_that_answers_soon_no_more_is_asked_at_a_time_than_can_be_taken_in() -> None:
-    pace = io._Pace(64)
-    for _ in range(io.RECENT):
-        pace.begun(0.0005)
-    assert pace.room == io.LEAST_ROOM
-    for _ in range(io.RECENT // 2):  # such as those that waited for this process
-        pace.begun(0.03)
-    assert pace.room == io.LEAST_ROOM
-    pace.is_late()
-    assert pace.room == 64
-    for _ in range(io.RECENT):
-        pace.begun(0.002)
-    assert pace.room == 16
-    for _ in range(io.RECENT):
-        pace.begun(0.03)
-    assert pace.room == 64
-    few = io._Pace(3)
-    for _ in range(io.RECENT):
+    paced = Pace(64)
+    for _ in range(RECENT):
+        paced.begun(0.0005)
+    assert paced.room == LEAST_ROOM
+    for _ in range(RECENT // 2):  # such as those that waited for this process
+        paced.begun(0.03)
+    assert paced.room == LEAST_ROOM
+    paced.is_late()
+    assert paced.room == 64
+    for _ in range(RECENT):
+        paced.begun(0.002)
+    assert paced.room == 16
+    for _ in range(RECENT):
+        paced.begun(0.03)
+    assert paced.room == 64
+    few = Pace(3)
+    for _ in range(RECENT):
         few.begun(0.0005)
     assert few.room == 3
 
