@@ -5,12 +5,15 @@ h5py's low-level interface: `file[name]` alone takes four times as long as all o
 
 from __future__ import annotations
 
+import gc
 import math
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,6 +102,51 @@ Extents = Sequence[tuple[int, int]]
 BROKEN = (OSError, RuntimeError, ValueError, KeyError, TypeError)  # what h5py raises
 
 
+class _CollectorOff:
+    """Python's garbage collector, off while HDF5 reads what threads fetch from a store.
+
+    HDF5 asks for bytes with h5py's lock held. A thread that fetches them must not run the collector
+    meanwhile: where that finds an object of h5py, it waits for the lock, and HDF5 for the thread
+    (h5py, "Python file-like objects").
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._was_on = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._was_on = gc.isenabled()
+                gc.disable()
+            self._users += 1
+
+    def __exit__(self, *args: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users and self._was_on:
+                gc.enable()
+
+
+COLLECTOR_OFF, AS_IT_IS = _CollectorOff(), nullcontext()
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _reads(
+    method: Callable[Concatenate[Hdf5Datasets, P], R],
+) -> Callable[Concatenate[Hdf5Datasets, P], R]:
+    """Mark what lets HDF5 read."""
+
+    @wraps(method)
+    def reads(self: Hdf5Datasets, /, *args: P.args, **settings: P.kwargs) -> R:
+        with self._collector:
+            return method(self, *args, **settings)
+
+    return reads
+
+
 class Hdf5Datasets:
     """An open HDF5 file.
 
@@ -108,13 +156,19 @@ class Hdf5Datasets:
     """
 
     def __init__(self, place: Place, path: str) -> None:
-        self._h5py = h5py = import_library("h5py", "adopting an HDF5 file", "hdf5")
+        self._h5py = import_library("h5py", "adopting an HDF5 file", "hdf5")
         self._types: list[tuple[object, str]] = []  # known to be plain
         self._closing = ExitStack()
+        self._collector = AS_IT_IS if place.is_local else COLLECTOR_OFF
         source = self._closing.enter_context(place.open(path))
         self._path: Path | str = place.local(path) if place.is_local else path
         self._nodes = None if place.is_local else _NodesAhead(source)
         self._bytes = SourceFile(self._nodes or source)
+        self._open(source)
+
+    @_reads
+    def _open(self, source: ByteSource) -> None:
+        h5py = self._h5py
         try:
             self._file = self._opened_file()
             self._closing.callback(self._file.close)
@@ -127,7 +181,7 @@ class Hdf5Datasets:
             self._heap = GlobalHeap(source)
         except BROKEN as error:
             self._closing.close()
-            self._raise_of_source()
+            self._bytes.raise_error()  # in the place of HDF5's words for it
             raise AdoptionError(
                 f"{str(self._path)!r} cannot be opened as an HDF5 file: {describe(error)}; was its "
                 "writer killed, or does it still write?"
@@ -138,10 +192,12 @@ class Hdf5Datasets:
         self._root = None
         self._closing.close()
 
+    @_reads
     def place(self, name: str, dataset: h5py.h5d.DatasetID | None = None) -> PlacedArray:
         """Return where the array of a dataset lies; no link to somewhere else is followed."""
         return self._placed(name, dataset or self._opened(name))
 
+    @_reads
     def blocks(self, name: str) -> Extents:
         """Return where the elements of a dataset lie: bytes of variable length, or one opaque."""
         dataset = self._opened(name)
@@ -172,6 +228,7 @@ class Hdf5Datasets:
         """Return the names of all that lies in the root, groups too."""
         return [self._text("", link) for link, _ in self._links("", self._root)]
 
+    @_reads
     def readable(
         self, name: str, dataset: h5py.h5d.DatasetID | None = None
     ) -> tuple[tuple[int, ...], str]:
@@ -199,6 +256,7 @@ class Hdf5Datasets:
             self._refuse(name, f"cannot be read ({describe(error)})")
         return shape, dtype.newbyteorder("=").name
 
+    @_reads
     def read(self, name: str, frames: slice | None = None) -> NDArray[Any]:
         """Read the array of a dataset, or some frames of it, in the byte order of this machine."""
         try:
@@ -209,6 +267,7 @@ class Hdf5Datasets:
                 raise
             self._refuse(name, f"cannot be read ({describe(error)})")
 
+    @_reads
     def texts(self, name: str) -> list[str]:
         """Read a dataset of text, or of whole numbers."""
         try:
@@ -233,11 +292,6 @@ class Hdf5Datasets:
         access.set_fclose_degree(h5f.CLOSE_STRONG)
         return h5f.open(repr(self._bytes).encode(), h5f.ACC_RDONLY, access)
 
-    def _raise_of_source(self) -> None:
-        """Raise what a read of the source raised, in the place of HDF5's words for it."""
-        if self._bytes.error is not None:
-            raise self._bytes.error
-
     def _opened(self, name: str) -> h5py.h5d.DatasetID:
         try:
             member, *below = self._root, *name.encode().split(b"/")
@@ -248,7 +302,7 @@ class Hdf5Datasets:
         except (*BROKEN, AttributeError) as error:
             if isinstance(error, AdoptionError):
                 raise
-            self._raise_of_source()
+            self._bytes.raise_error()
             raise AdoptionError(f"{str(self._path)!r} has no dataset {name!r}") from error
         if not isinstance(member, self._h5py.h5d.DatasetID):
             self._refuse(name, "is no dataset")
@@ -261,21 +315,30 @@ class Hdf5Datasets:
             name = prefix + self._text(prefix, link)
             if kind != self._h5py.h5l.TYPE_HARD:
                 self._refuse_elsewhere(name, "is a link to somewhere else")
-            try:
-                member = self._h5py.h5o.open(group, link)
-            except BROKEN as error:
-                self._refuse(name, f"cannot be opened ({describe(error)})")
+            member, address = self._member(name, group, link)
             if isinstance(member, self._h5py.h5d.DatasetID):
                 yield name, member
             elif isinstance(member, self._h5py.h5g.GroupID):
                 if name.count("/") >= DEPTH:
                     self._refuse(name, f"lies more than {DEPTH} groups deep")
-                address = self._h5py.h5o.get_info(member).addr
                 if address in seen:
                     self._refuse(name, "is a group that has another name, too")
                 seen.add(address)
                 yield from self._below(f"{name}/", member, seen)
 
+    @_reads
+    def _member(
+        self, name: str, group: h5py.h5g.GroupID, link: bytes
+    ) -> tuple[h5py.h5g.GroupID | h5py.h5d.DatasetID, int]:
+        """Return what a link leads to, and the address of a group, 0 of all else."""
+        try:
+            member = self._h5py.h5o.open(group, link)
+            is_group = isinstance(member, self._h5py.h5g.GroupID)
+            return member, self._h5py.h5o.get_info(member).addr if is_group else 0
+        except BROKEN as error:
+            self._refuse(name, f"cannot be opened ({describe(error)})")
+
+    @_reads
     def _links(self, prefix: str, group: h5py.h5g.GroupID) -> list[tuple[bytes, int]]:
         """Return the links of a group, and their kinds; the headers they lead to are asked for."""
         links: list[tuple[bytes, int, int]] = []
@@ -438,7 +501,7 @@ class Hdf5Datasets:
         self._refuse(name, what, CONVERT if "/" in name else way)
 
     def _refuse(self, name: str, what: str, remedy: str = CONVERT) -> NoReturn:
-        self._raise_of_source()
+        self._bytes.raise_error()
         raise AdoptionError(f"{str(self._path)!r}: dataset {name!r} {what}; {remedy}")
 
 

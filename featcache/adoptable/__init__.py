@@ -68,15 +68,19 @@ class ByteSource(Protocol):
 
 
 class SourceFile(io.RawIOBase):
-    """A source as a file, for libraries that read one; the caller buffers it.
-
-    Attributes:
-        error: of the last read, where that failed: not all libraries pass it on.
-    """
+    """A source as a file, for libraries that read one; the caller buffers it."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source, self._at = source, 0
-        self.error: FeatcacheError | None = None
+        self._error: FeatcacheError | None = None
+
+    def raise_error(self) -> None:
+        """Raise the error of the last read if it failed, once: not all libraries pass it on."""
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None  # it leads here by its frames
 
     def readable(self) -> bool:
         """Whether it can be read, as always."""
@@ -100,7 +104,7 @@ class SourceFile(io.RawIOBase):
         try:
             buffer[:count] = self._source.read(self._at, count)
         except FeatcacheError as error:
-            self.error = error
+            self._error = error
             raise
         self._at += count
         return count

@@ -359,8 +359,7 @@ class FeatureLoader(Generic[T]):
         self.waited_s = 0.0
         self._position = Position(self.batch_sampler, dataset.table)
         self._collate = collate
-        self._threads = threads
-        self._prefetch_bytes = prefetch_bytes
+        self._threads, self._prefetch_bytes = threads, prefetch_bytes
         if dataset.arrays == "numpy" and device is not None:
             raise ConfigError("device= is for tensors; arrays='numpy' stay in memory")
         self._device = None if device is None else usable_device(device)

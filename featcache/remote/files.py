@@ -10,12 +10,14 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from copy import copy
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import groupby
 from multiprocessing.util import Finalize
 from operator import itemgetter
 from pathlib import Path
+from typing import cast
 from urllib.parse import urlsplit
 
 import xxhash
@@ -57,8 +59,8 @@ class _Kept:
                 pass
         if isinstance(self._found, memoryview):
             return self._found
-        assert self._found is not None
-        raise self._found
+        # one of its own for who waits, whose frames it leads to: no other thread shall free these
+        raise copy(cast(BaseException, self._found))
 
     def let_go(self, found: Found) -> None:
         """Wake those who wait, unless that was done before."""

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import xxhash
 
-from featcache.errors import ClosedError, CorruptCacheError, RemoteError
+from featcache.errors import ClosedError, CorruptCacheError, FeatcacheError, RemoteError
 from featcache.remote.pace import Pace
 from featcache.remote.pages import Locks
 from featcache.remote.places import RemotePlace
@@ -647,12 +647,16 @@ class Requests:
 
 
 def _done(work: Callable[[], T]) -> T | BaseException:
-    """Do work, and return its error, which does not lead to a store's words: they hold secrets."""
+    """Do work, and return its error, which does not lead to a store's words: they hold secrets.
+
+    One that is expected does not lead to the frames of this thread either, which lead to it.
+    """
     try:
         return work()
     except BaseException as error:
         error.__context__ = None
-        return error
+        is_expected = isinstance(error, FeatcacheError | FileNotFoundError)
+        return error.with_traceback(None) if is_expected else error
 
 
 def _set_one(future: Future[memoryview], came: Came) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
 import pickle
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -542,6 +544,64 @@ def test_a_store_that_refuses_leaves_no_hdf5_file_open(server: RangeServer, tmp_
             featcache.adopt(f"{server.url}/feats.h5", tmp_path / "c", remote=how)
         names = [h5py.h5f.get_name(each) for each in h5py.h5f.get_obj_ids(types=kinds)]
         assert [name for name in names if b"SourceFile" in name] == [], refused.value
+
+
+class Garbage:
+    """What only the garbage collector lets go of, as it leads to itself."""
+
+    def __init__(self, holds: object) -> None:
+        self.holds, self.itself = holds, self
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("way", [featcache.adopt, featcache.convert])
+def test_garbage_of_h5py_that_another_thread_finds_stops_no_adoption(
+    server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Callable[..., object]
+) -> None:
+    # h5py's lock is held while HDF5 waits for bytes, and needed by who collects its objects
+    files = [h5py.File(tmp_path / "served" / "feats.h5") for _ in range(100)]
+    get = obstore.get
+
+    def get_amid_garbage(*args: Any, **how: Any) -> Any:
+        if files:
+            Garbage(files.pop())
+        assert [[] for _ in range(10)]  # which starts the collector
+        return get(*args, **how)
+
+    monkeypatch.setattr(obstore, "get", get_amid_garbage)
+    often = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        adopting = {"remote": options(tmp_path)}
+        how = adopting if way is featcache.adopt else {"adopting": adopting}
+        way(f"{server.url}/chunked.h5", tmp_path / "c", **how)
+    finally:
+        gc.set_threshold(*often)
+    assert gc.isenabled()
+    assert len(files) < 96
+    assert sorted(featcache.open(tmp_path / "c").ids) == sorted(ARRAYS)
+
+
+def test_what_a_store_refuses_leaves_no_garbage_of_h5py(
+    server: RangeServer, tmp_path: Path
+) -> None:
+    for request in (1, 2, 3):
+        refuse_from(server, request)
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            with suppress(RemoteError):
+                featcache.adopt(
+                    f"{server.url}/feats.h5",
+                    tmp_path / "c",
+                    remote=options(tmp_path / f"pages-{request}"),
+                )
+            gc.collect()
+            found = {type(each).__name__ for each in gc.garbage}
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+        assert found & {"Hdf5Datasets", "SourceFile", "RemoteError"} == set()
 
 
 def test_an_object_that_changes_while_it_is_indexed_is_an_error(
