@@ -57,10 +57,10 @@ class CommonCollateFn:
         """Return the ids and, per name, a padded tensor followed by its `<name>_lengths`, int64.
 
         `data` are pairs of an id and a dict of arrays of shape (frames, ...), equal in all but the
-        frames; or a batch of a `FeatureDataset`, whose padding is filled anew, and whose packed or
-        nested features stay as they are. A tensor has shape (batch, longest, ...), the dtype of the
-        first utterance's array, names in the first one's order, and memory of its own; each array
-        is copied once.
+        frames; or a batch of a `FeatureDataset`, of tensors or NumPy's arrays, whose padding is
+        filled anew, and whose packed or nested features stay as they are. A tensor has shape
+        (batch, longest, ...), the dtype of the first utterance's array, names in the first one's
+        order, and memory of its own; each array is copied once.
 
         Raises `FeatureError` naming the utterance and the name that do not fit, `ConfigError` for a
         padding value that the dtype cannot hold.
@@ -112,9 +112,13 @@ class CommonCollateFn:
 
     def _repaint(self, padded: Mapping[str, object]) -> PaddedBatch:
         """Fill the padding of a batch where it is padded with zeros, in place."""
-        batch: dict[str, Any] = {name: value for name, value in padded.items() if name != "id"}
-        for name, value in padded.items():
-            lengths = padded.get(f"{name}_lengths")
+        batch: dict[str, Any] = {
+            name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+            for name, value in padded.items()
+            if name != "id"
+        }
+        for name, value in [*batch.items()]:
+            lengths = batch.get(f"{name}_lengths")
             if isinstance(value, torch.Tensor) and isinstance(lengths, torch.Tensor):
                 packed = value.is_nested or f"{name}_cu_seqlens" in padded
                 if not packed and (pad := self._pad_value(name, value.dtype)):

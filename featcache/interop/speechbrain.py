@@ -49,8 +49,8 @@ def padded_batch(batch: Batch | list[Item]) -> PaddedBatch:
     A feature becomes `PaddedData`: its tensor, and float32 lengths relative to the longest, so that
     `torch.round(lengths * data.shape[1])` are its frames; a feature without a time axis has lengths
     of 1, as it has in SpeechBrain. Ids, numbers, features of a packed or jagged batch and all else
-    stay what they are; the keys "<feature>_lengths" of padded features are left out. Items that
-    come one by one are padded first.
+    stay what they are, but that NumPy's arrays become tensors; the keys "<feature>_lengths" of
+    padded features are left out. Items that come one by one are padded first.
 
     Use it as `FeatureLoader(..., collate=padded_batch)` or `DataLoader(FeatureDataset(...),
     collate_fn=padded_batch)`.
@@ -60,13 +60,16 @@ def padded_batch(batch: Batch | list[Item]) -> PaddedBatch:
     >>> batch.id, batch.x.lengths
     (['a', 'b'], tensor([1.0000, 0.6667]))
     """
-    batch = FeatureDataset.collate(batch)
+    batch = {
+        key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        for key, value in FeatureDataset.collate(batch).items()
+    }
     lengths = {f"{key}_lengths" for key in batch if _is_padded(key, batch)}
     values = {key: _value(key, batch) for key in batch if key not in lengths}
     moved = [key for key, value in values.items() if isinstance(value, torch.Tensor | PaddedData)]
     # of the examples it takes their number and keys; the values are here already
     made = PaddedBatch(
-        [dict.fromkeys(values)] * len(next(iter(batch.values()))),
+        [dict.fromkeys(values)] * len(batch.get("id", next(iter(batch.values())))),
         padded_keys=[],
         device_prep_keys=moved,
         apply_default_convert=False,

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from featcache._recycled import RECYCLED
 from featcache.errors import ConfigError
 from featcache.interface import Bytes, Ints, storage_dtype
 from featcache.reading.containers import Wanted
@@ -21,6 +22,7 @@ from featcache.tables.order import drawn
 from featcache.tables.table import FeatureTable
 from featcache.tables.times import require_times
 
+UINT8 = np.dtype(np.uint8)
 Draw = tuple[int, int]  # seed and epoch
 Named = Mapping[str, Sequence[str]]
 
@@ -206,7 +208,7 @@ class Choices:
         size = storage_dtype(self._table.dtype(stored[0])).itemsize
         frame_bytes = size * math.prod(self._table.dims(stored[0]))
         for number, name in enumerate(stored):
-            read = [np.empty(n * frame_bytes, np.uint8) for n in span[1].tolist()]
+            read = [RECYCLED.empty((n * frame_bytes,), UINT8) for n in span[1].tolist()]
             self._table.read_into(rows, name, *span, read)
             for row, layer, frames in zip(out, read, span[1].tolist(), strict=True):
                 end = frames * frame_bytes * len(stored)

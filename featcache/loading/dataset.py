@@ -23,6 +23,7 @@ from featcache.loading.layouts import (
     Jagged,
     Layout,
     Packed,
+    Padded,
     layout_of,
     places_of,
     require_layout,
@@ -338,8 +339,11 @@ class FeatureDataset(Dataset[Item]):
             else:
                 ends[name] = np.arange(len(rows) + 1)
             spans[name] = starts, lengths
+            frames = int(ends[name][-1])
+            if self._transform is not None and isinstance(self.layout, Padded):
+                frames = int(lengths.max()) * len(rows)  # of which its items will make a batch
             frame_bytes = math.prod(self.choices.dims(name)) * self._dtypes[name].itemsize
-            nbytes += int(ends[name][-1]) * frame_bytes
+            nbytes += frames * frame_bytes
             filled += int(lengths.sum()) * frame_bytes
         return BatchPlan(rows, spans, ends, nbytes, filled, draw)
 

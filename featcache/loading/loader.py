@@ -370,7 +370,7 @@ class FeatureLoader(Generic[T]):
         self._watchdog_s = watchdog_s
         self._running: weakref.WeakSet[Prefetch[T]] = weakref.WeakSet()
         self._pace = LoopPace()
-        self._last, self._began = Handed(), time.perf_counter()  # of the last iteration
+        self._last = Handed()  # by the last iteration
         self._asked = 0, 0, 0  # of stores, before it
         self._ahead: weakref.WeakMethod[Callable[[], tuple[int, int]]] | None = None
 
@@ -422,7 +422,7 @@ class FeatureLoader(Generic[T]):
             pace=self._pace,
         )
         self._running.add(prefetch)
-        self._last, self._began = prefetch.handed, time.perf_counter()
+        self._last = prefetch.handed
         self._asked = self.dataset.asked
         self._ahead = weakref.WeakMethod(prefetch.ahead)
         batches = prefetch if self._device is None else on_device(prefetch, self._device)
@@ -510,9 +510,10 @@ class FeatureLoader(Generic[T]):
         """Return how the running, or the last, iteration does, for a logger: numbers by name.
 
         "epoch"; "step", batches of the epoch that are done; "waited_s", as the attribute;
-        "gb_per_s", bytes of batches by the seconds since it began, the loop's own included;
-        "read_gb_per_s", the same by the seconds that threads took to read them; "fill", the share
-        of these bytes that is no padding; "ahead_batches" and "ahead_bytes", read and waiting.
+        "gb_per_s", bytes of batches by the seconds since it began, until it ended, the loop's own
+        included; "read_gb_per_s", the same by the seconds that threads took to read them; "fill",
+        the share of these bytes that is no padding; "ahead_batches" and "ahead_bytes", read and
+        waiting. Bytes are those of features as they are stored, whatever a transform makes of them.
         Where nothing is ahead, and "waited_s" grows, reading is too slow for the loop. Of caches
         behind URLs also "gets", requests since it began, those made again and beside late ones
         among them; "get_bytes", that came; and "hits", the share of the bytes read that no request
@@ -520,14 +521,14 @@ class FeatureLoader(Generic[T]):
 
         >>> wandb.log(loader.metrics())  # doctest: +SKIP
         """
-        handed, elapsed_s = self._last, time.perf_counter() - self._began
+        handed = self._last
         ahead = None if self._ahead is None else self._ahead()
         batches, nbytes = (0, 0) if ahead is None else ahead()
         return {
             "epoch": self._position.epoch,
             "step": self._position.step,
             "waited_s": self.waited_s,
-            "gb_per_s": handed.nbytes / elapsed_s / 1e9,
+            "gb_per_s": handed.nbytes / handed.elapsed_s / 1e9,
             "read_gb_per_s": handed.nbytes / handed.work_s / 1e9 if handed.work_s else 0.0,
             "fill": handed.filled / handed.nbytes if handed.nbytes else 1.0,
             "ahead_batches": batches,

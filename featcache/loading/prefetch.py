@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from os import getpid
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
@@ -58,12 +58,24 @@ class _Slot(Generic[R]):
 
 @dataclass
 class Handed:
-    """Sums over the results that an iteration handed on."""
+    """Sums over the results that an iteration handed on, and when it began and ended."""
 
     results: int = 0
     nbytes: int = 0
     filled: int = 0
     work_s: float = 0.0
+    began: float = field(default_factory=time.perf_counter)
+    ended: float | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since it began, until now or until it ended."""
+        return (time.perf_counter() if self.ended is None else self.ended) - self.began
+
+    def end(self) -> None:
+        """Note that nothing more is handed on."""
+        if self.ended is None:
+            self.ended = time.perf_counter()
 
     def add(self, slot: _Slot[Any]) -> None:
         """Add one."""
@@ -320,6 +332,7 @@ class Prefetch(Iterator[R]):
         """Drop what has not begun, and wait for what has."""
         if self._is_over or getpid() != self._process:
             return  # a fork has none of the threads, and one of them may have held the lock
+        self.handed.end()
         me = threading.get_ident()
         with self._state:
             self._closed = True

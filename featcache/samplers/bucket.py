@@ -252,7 +252,8 @@ class BucketBatchSampler(SamplerByLength):
         pad_to: lengths that batches are padded to, of few shapes for what is compiled: a list, the
             shortest first, or a number whose multiples are meant. Each batch then has as many
             utterances as the limits allow of its length, but one an epoch, and but those that are
-            cut for the ranks; `drop_last` leaves these out. A `FeatureLoader` pads to the same.
+            cut for the ranks; `drop_last` leaves these out. A `FeatureLoader` pads to the same. So
+            that one alone is not full an epoch is drawn whole, at some 50 bytes a row of memory.
         batch_sizes: utterances of a batch of each length in `pad_to`, in place of limits.
         shuffle: False gives the shortest first, the same in every epoch.
         too_long: what becomes of utterances that are over a limit by themselves: "raise", or "skip"

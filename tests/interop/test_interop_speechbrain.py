@@ -121,6 +121,25 @@ def test_the_tensor_of_a_batch_is_not_copied(cache: featcache.Cache) -> None:
         assert made[feature].data is given[feature]
 
 
+def test_arrays_of_numpy_are_padded_data_as_tensors_are(cache: featcache.Cache) -> None:
+    how: dict[str, Any] = {"batch_sampler": [[0, 5, 7]], "collate": padded_batch}
+    (theirs,) = FeatureLoader(cache, **how)
+    (ours,) = FeatureLoader(cache, arrays="numpy", **how)
+    assert [type(value) for value in ours] == [type(value) for value in theirs]
+    for feature in ("fbank", "units", "speaker"):
+        assert torch.equal(ours[feature].data, theirs[feature].data)
+        assert torch.equal(ours[feature].lengths, theirs[feature].lengths)
+
+
+def test_a_packed_batch_has_as_many_utterances_as_ids(cache: featcache.Cache) -> None:
+    def id_last(item: dict[str, Any], rng: object) -> dict[str, Any]:
+        return {**{key: value for key, value in item.items() if key != "id"}, "id": item["id"]}
+
+    how: dict[str, Any] = {"layout": "packed", "transform": id_last, "collate": padded_batch}
+    (batch,) = FeatureLoader(cache, "fbank", batch_sampler=[[0, 5, 7]], **how)
+    assert len(batch) == len(batch.id) == 3
+
+
 def test_relative_lengths_give_the_frames_back() -> None:
     for longest in (1, 7, 999, 3001, 59_999):
         frames = torch.arange(longest + 1)

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Subset
 import featcache
 from featcache import FeatureDataset, FeatureLoader, FeatureStorageConfig
 from featcache.errors import ConfigError
+from featcache.reading.containers import Containers
 from featcache.samplers import BucketBatchSampler
 
 COUNT = 40
@@ -211,15 +212,15 @@ def test_a_sampler_that_counts_other_frames_than_the_data_set_has_is_refused(cac
 def test_only_the_bytes_of_a_crop_are_read(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = FeatureDataset(cache, "fbank", random_crop_s=0.1)
     read: list[int] = []
-    into = featcache.FeatureTable.read_into
+    read_many = Containers.read_many
 
-    def counted(self: Any, rows: Any, feature: str, starts: Any, lengths: Any, out: Any) -> None:
-        read.append(int(lengths.sum()))
-        into(self, rows, feature, starts, lengths, out)
+    def counted(self: Any, pieces: Any, outs: Any) -> None:
+        read.extend(nbytes for _, _, nbytes in pieces)
+        read_many(self, pieces, outs)
 
-    monkeypatch.setattr(featcache.FeatureTable, "read_into", counted)
-    list(FeatureLoader(dataset, batch_size=8, threads=0))
-    assert sum(read) == 10 * COUNT
+    monkeypatch.setattr(Containers, "read_many", counted)
+    batches = list(FeatureLoader(dataset, batch_size=8, threads=0))
+    assert sum(read) == sum(batch["fbank"].nbytes for batch in batches)
 
 
 @pytest.mark.parametrize(

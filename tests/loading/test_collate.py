@@ -170,8 +170,9 @@ def test_a_padding_that_the_dtype_cannot_hold_is_refused(dtype: str, message: st
         CommonCollateFn(float_pad_value=1e6)([("a", {"units": np.ones(2, dtype)})])
 
 
-def test_the_padding_of_a_batch_that_is_padded_with_zeros_is_painted_over() -> None:
-    padded = {
+@pytest.mark.parametrize("arrays", ["torch", "numpy"])
+def test_the_padding_of_a_batch_that_is_padded_with_zeros_is_painted_over(arrays: str) -> None:
+    padded: dict[str, Any] = {
         "id": ["a", "b"],
         "units": torch.tensor([[1, 2, 3], [4, 0, 0]]),
         "units_lengths": torch.tensor([3, 1]),
@@ -180,7 +181,13 @@ def test_the_padding_of_a_batch_that_is_padded_with_zeros_is_painted_over() -> N
         "spk": torch.ones(2, 4),
         "text": ["x", "y"],
     }
+    if arrays == "numpy":
+        padded = {
+            name: value.numpy() if isinstance(value, torch.Tensor) else value
+            for name, value in padded.items()
+        }
     ids, batch = CommonCollateFn(int_pad_value=-1, not_sequence={"fbank"})(padded)
+    assert {type(batch[name]) for name in ("units", "units_lengths", "fbank")} == {torch.Tensor}
     assert ids == ["a", "b"]
     assert list(batch) == ["units", "units_lengths", "fbank", "spk", "text"]
     assert batch["units"].tolist() == [[1, 2, 3], [4, -1, -1]]

@@ -144,14 +144,15 @@ def test_a_sampler_that_cannot_be_looked_into_says_so(cache: featcache.Cache) ->
     assert batches_of(loader) == BATCHES[3:]
 
 
-def test_numbers_for_a_logger(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transform", [None, lambda item, rng: item], ids=["stored", "made"])
+def test_numbers_for_a_logger(tmp_path: Path, transform: Any) -> None:
     with CacheWriter(tmp_path, [FeatureStorageConfig("x"), FeatureStorageConfig("y")]) as writer:
         for number in range(20):
             frames = 10 * (1 + number % 2)
             writer.write(
                 f"{number:02}", {"x": np.ones((frames, 8), "f4"), "y": np.ones((6, 4), "f4")}
             )
-    loader: Loader = FeatureLoader(tmp_path, "x", batch_size=2)
+    loader: Loader = FeatureLoader(tmp_path, "x", batch_size=2, transform=transform)
     assert loader.metrics()["step"] == 0
     for step, _ in enumerate(loader, 1):
         found = loader.metrics()
@@ -160,10 +161,14 @@ def test_numbers_for_a_logger(tmp_path: Path) -> None:
         assert found["ahead_batches"] * 2 * 20 * 8 * 4 == found["ahead_bytes"]
     assert found["ahead_batches"] == 0
     assert json.loads(json.dumps(found)) == found
-    assert found["gb_per_s"] > 0
-    assert found["read_gb_per_s"] > 0
-    assert loader.metrics()["waited_s"] == loader.waited_s
-    assert pickle.loads(pickle.dumps(loader)).metrics()["ahead_batches"] == 0  # noqa: S301
+    ended = loader.metrics()
+    assert ended["gb_per_s"] > 0
+    assert ended["read_gb_per_s"] > 0
+    time.sleep(0.01)
+    assert loader.metrics() == ended  # it goes on no more
+    assert ended["waited_s"] == loader.waited_s
+    if transform is None:
+        assert pickle.loads(pickle.dumps(loader)).metrics()["ahead_batches"] == 0  # noqa: S301
 
 
 def test_what_is_read_ahead_is_counted(cache: featcache.Cache) -> None:
