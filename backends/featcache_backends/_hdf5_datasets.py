@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from featcache.adoptable import COMPLEX, CONVERT, COPY, ByteSource, Place, SourceFile
 from featcache.adoptable.placed_arrays import PlacedArray
-from featcache.errors import AdoptionError, describe
+from featcache.errors import AdoptionError, FeatcacheError, describe
 from featcache_backends._refusals import import_library
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ Extents = Sequence[tuple[int, int]]
 BROKEN = (OSError, RuntimeError, ValueError, KeyError, TypeError)  # what h5py raises
 
 
-class _CollectorOff:
+class _Collector:
     """Python's garbage collector, off while HDF5 reads what threads fetch from a store.
 
     HDF5 asks for bytes with h5py's lock held. A thread that fetches them must not run the collector
@@ -111,25 +112,40 @@ class _CollectorOff:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
+        self._users: set[object] = set()
         self._was_on = False
+        self._lock = threading.Lock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._begin_anew)
 
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._users:
-                self._was_on = gc.isenabled()
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Begin no collection until the end of a block."""
+        user = object()
+        try:
+            with self._lock:
+                self._was_on = gc.isenabled() or self._was_on
+                self._users.add(user)
                 gc.disable()
-            self._users += 1
+            yield
+        finally:
+            with self._lock:
+                self._users.discard(user)
+                self._turn_on()
 
-    def __exit__(self, *args: object) -> None:
-        with self._lock:
-            self._users -= 1
-            if not self._users and self._was_on:
-                gc.enable()
+    def _turn_on(self) -> None:
+        if self._was_on and not self._users:
+            gc.enable()
+            self._was_on = False
+
+    def _begin_anew(self) -> None:
+        """Turn it on in a child of a process of which another thread had turned it off."""
+        self._lock = threading.Lock()
+        self._users.clear()
+        self._turn_on()
 
 
-COLLECTOR_OFF, AS_IT_IS = _CollectorOff(), nullcontext()
+COLLECTOR = _Collector()
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -141,7 +157,7 @@ def _reads(
 
     @wraps(method)
     def reads(self: Hdf5Datasets, /, *args: P.args, **settings: P.kwargs) -> R:
-        with self._collector:
+        with self._collecting():
             return method(self, *args, **settings)
 
     return reads
@@ -159,7 +175,7 @@ class Hdf5Datasets:
         self._h5py = import_library("h5py", "adopting an HDF5 file", "hdf5")
         self._types: list[tuple[object, str]] = []  # known to be plain
         self._closing = ExitStack()
-        self._collector = AS_IT_IS if place.is_local else COLLECTOR_OFF
+        self._collecting = nullcontext if place.is_local else COLLECTOR.off
         source = self._closing.enter_context(place.open(path))
         self._path: Path | str = place.local(path) if place.is_local else path
         self._nodes = None if place.is_local else _NodesAhead(source)
@@ -213,7 +229,8 @@ class Hdf5Datasets:
                 self._refuse(name, "holds elements of something else than bytes")
             return self._heap.elements(offset, math.prod(shape))
         except BROKEN as error:
-            if isinstance(error, AdoptionError):
+            if isinstance(error, FeatcacheError):
+                self._bytes.raise_error()  # once: it leads to the file
                 raise
             self._refuse(name, f"cannot be read ({describe(error)})")
 
@@ -251,7 +268,8 @@ class Hdf5Datasets:
             if nbytes > max(ANY_BYTES, MOST_BYTES_A_BYTE * stored):
                 self._refuse(name, f"would have {nbytes:,} bytes in {stored:,}: it is damaged")
         except BROKEN as error:
-            if isinstance(error, AdoptionError):
+            if isinstance(error, FeatcacheError):
+                self._bytes.raise_error()  # once: it leads to the file
                 raise
             self._refuse(name, f"cannot be read ({describe(error)})")
         return shape, dtype.newbyteorder("=").name
@@ -263,7 +281,8 @@ class Hdf5Datasets:
             array = self._h5py.Dataset(self._opened(name))[() if frames is None else frames]
             return np.asarray(array, array.dtype.newbyteorder("="))
         except (*BROKEN, MemoryError) as error:
-            if isinstance(error, AdoptionError):
+            if isinstance(error, FeatcacheError):
+                self._bytes.raise_error()  # once: it leads to the file
                 raise
             self._refuse(name, f"cannot be read ({describe(error)})")
 
@@ -274,7 +293,8 @@ class Hdf5Datasets:
             found = self._h5py.Dataset(self._opened(name))
             kept = found.asstr()[()] if found.dtype.kind in "OS" else found[()]
         except (*BROKEN, MemoryError) as error:
-            if isinstance(error, AdoptionError):
+            if isinstance(error, FeatcacheError):
+                self._bytes.raise_error()  # once: it leads to the file
                 raise
             self._refuse(name, f"cannot be read as text ({describe(error)})")
         if np.ndim(kept) != 1 or kept.dtype.kind not in "OUiu":
@@ -300,7 +320,8 @@ class Hdf5Datasets:
                     self._refuse(name, "is a link to somewhere else")
                 member = self._h5py.h5o.open(member, link)
         except (*BROKEN, AttributeError) as error:
-            if isinstance(error, AdoptionError):
+            if isinstance(error, FeatcacheError):
+                self._bytes.raise_error()  # once: it leads to the file
                 raise
             self._bytes.raise_error()
             raise AdoptionError(f"{str(self._path)!r} has no dataset {name!r}") from error
@@ -375,7 +396,8 @@ class Hdf5Datasets:
             else:
                 placed = PlacedArray(dtype, shape, ((offset, nbytes),))
         except BROKEN as error:
-            if isinstance(error, AdoptionError):
+            if isinstance(error, FeatcacheError):
+                self._bytes.raise_error()  # once: it leads to the file
                 raise
             self._refuse(name, f"cannot be read ({describe(error)})")
         self._within(name, placed.extents)

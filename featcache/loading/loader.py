@@ -433,11 +433,16 @@ class FeatureLoader(Generic[T]):
                 self.waited_s += time.perf_counter() - began
                 if not found:
                     self._position.end()
-                    return
+                    break
                 self._position.deliver()
                 yield found.pop()  # and keep nothing of it: its memory may be used again
-        finally:
+        except GeneratorExit:  # by the garbage collector, perhaps, in a thread that others wait for
+            prefetch.leave()
+            raise
+        except BaseException:
             prefetch.close()
+            raise
+        prefetch.close()
 
     def __repr__(self) -> str:
         return f"<FeatureLoader: batches of {self.dataset!r} from {self.batch_sampler!r:.100}>"

@@ -328,12 +328,11 @@ class Prefetch(Iterator[R]):
         done = [slot.nbytes for slot in list(self._slots) if slot.result.done()]
         return len(done), sum(done)
 
-    def close(self) -> None:
-        """Drop what has not begun, and wait for what has."""
+    def leave(self) -> None:
+        """Drop what has not begun, without waiting for what has."""
         if self._is_over or getpid() != self._process:
             return  # a fork has none of the threads, and one of them may have held the lock
         self.handed.end()
-        me = threading.get_ident()
         with self._state:
             self._closed = True
             self._plans = None
@@ -344,7 +343,14 @@ class Prefetch(Iterator[R]):
             self._to_do.clear()
             self._unplanned = 0
             self._state.notify_all()
-            # also for one that iterates without threads
+
+    def close(self) -> None:
+        """Drop what has not begun, and wait for what has."""
+        if self._is_over or getpid() != self._process:
+            return
+        self.leave()
+        me = threading.get_ident()
+        with self._state:  # also for one that iterates without threads
             self._state.wait_for(lambda: self._at_work <= {me})
         for thread in self._threads:
             if thread.ident != me:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 import xxhash
 
+from featcache._closing import pool_of
 from featcache.container_files import PAGE_BYTES, Pages
 from featcache.declaration import FEW_FRAMES, FrameTimes
 from featcache.errors import (
@@ -307,20 +308,14 @@ def _in_threads(
     if len(numbers) < 2:  # a thread takes as long as a small file
         yield from map(work, numbers)
         return
-    from concurrent.futures import ThreadPoolExecutor  # whoever only opens a cache is quick without
-
     coming: deque[Future[Item]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for number in numbers:
-                coming.append(pool.submit(work, number))
-                if len(coming) > threads:
-                    yield coming.popleft().result()
-            while coming:
+    with pool_of(threads) as pool:
+        for number in numbers:
+            coming.append(pool.submit(work, number))
+            if len(coming) > threads:
                 yield coming.popleft().result()
-        finally:
-            for each in coming:
-                each.cancel()
+        while coming:
+            yield coming.popleft().result()
 
 
 def _wrong_from(file: _Opened, first: int, expected: Pages) -> list[int]:

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import xxhash
 
-from featcache.errors import ConfigError
+from featcache.errors import ConfigError, FeatcacheError
 from featcache.interface import Bytes
 from featcache.remote.io import Ask, Came, Found, Requests, Told, require_unforked
 from featcache.remote.pages import Locks, MadeOnce, Pages
@@ -59,8 +59,9 @@ class _Kept:
                 pass
         if isinstance(self._found, memoryview):
             return self._found
+        error = cast(BaseException, self._found)
         # one of its own for who waits, whose frames it leads to: no other thread shall free these
-        raise copy(cast(BaseException, self._found))
+        raise copy(error) if isinstance(error, FeatcacheError) else error
 
     def let_go(self, found: Found) -> None:
         """Wake those who wait, unless that was done before."""

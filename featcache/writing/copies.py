@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from featcache._closing import pool_of
 from featcache._progress import Interval
 from featcache.container_files import EncodedArrays, Piece, cut
 from featcache.declaration import FeatureStorageConfig
@@ -186,7 +187,7 @@ class _Placed(NamedTuple):
 
 def _one_ahead(items: Iterator[CopiedRows]) -> Iterator[CopiedRows]:
     """Yield items while another thread makes the next one."""
-    with ThreadPoolExecutor(1) as thread:
+    with pool_of(1) as thread:
         coming = thread.submit(next, items, None)
         while (item := coming.result()) is not None:
             coming = thread.submit(next, items, None)
