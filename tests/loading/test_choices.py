@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 import featcache
-from featcache import FeatureDataset, FeatureLoader, FeatureStorageConfig
+from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig
 from featcache.errors import ConfigError
 from featcache.reading.containers import Containers
 from featcache.samplers import BucketBatchSampler
@@ -264,3 +265,20 @@ def test_packed_batches_have_the_same_frames(cache: Path) -> None:
         lengths = padded[f"{name}_lengths"].tolist()
         frames = [padded[name][place][:length] for place, length in enumerate(lengths)]
         np.testing.assert_array_equal(np.concatenate(frames), packed[name])
+
+
+def test_layers_are_read_through_memory_that_is_used_again(tmp_path: Path) -> None:
+    names = ["ssl-6", "ssl-9"]
+    with CacheWriter(tmp_path, [FeatureStorageConfig(name) for name in names]) as writer:
+        for number in range(8):
+            writer.write(f"u{number}", dict.fromkeys(names, np.ones((700, 80), "f4")))
+    dataset = FeatureDataset(tmp_path, [], layers={"ssl": names})
+    rows = [*range(8)]
+    for _ in range(3):
+        dataset.__getitems__(rows)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        dataset.__getitems__(rows)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    pages = 10 * 8 * 2 * 700 * 80 * 4 // 4096  # of the arrays that are read
+    assert faults < pages // 10
