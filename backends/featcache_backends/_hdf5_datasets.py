@@ -151,14 +151,20 @@ R = TypeVar("R")
 
 
 def _reads(
-    method: Callable[Concatenate[Hdf5Datasets, P], R],
-) -> Callable[Concatenate[Hdf5Datasets, P], R]:
-    """Mark what lets HDF5 read."""
+    method: Callable[Concatenate[Hdf5Datasets, str, P], R],
+) -> Callable[Concatenate[Hdf5Datasets, str, P], R]:
+    """Mark what lets HDF5 read a dataset or a group; what is broken is refused by its name."""
 
     @wraps(method)
-    def reads(self: Hdf5Datasets, /, *args: P.args, **settings: P.kwargs) -> R:
+    def reads(self: Hdf5Datasets, name: str, /, *args: P.args, **settings: P.kwargs) -> R:
         with self._collecting():
-            return method(self, *args, **settings)
+            try:
+                return method(self, name, *args, **settings)
+            except FeatcacheError:
+                self._bytes.raise_error()  # once: it leads to the file
+                raise
+            except (*BROKEN, MemoryError) as error:
+                self._refuse(name or "/", f"cannot be read ({describe(error)})")
 
     return reads
 
@@ -180,9 +186,9 @@ class Hdf5Datasets:
         self._path: Path | str = place.local(path) if place.is_local else path
         self._nodes = None if place.is_local else _NodesAhead(source)
         self._bytes = SourceFile(self._nodes or source)
-        self._open(source)
+        with self._collecting():
+            self._open(source)
 
-    @_reads
     def _open(self, source: ByteSource) -> None:
         h5py = self._h5py
         try:
@@ -211,28 +217,37 @@ class Hdf5Datasets:
     @_reads
     def place(self, name: str, dataset: h5py.h5d.DatasetID | None = None) -> PlacedArray:
         """Return where the array of a dataset lies; no link to somewhere else is followed."""
-        return self._placed(name, dataset or self._opened(name))
+        dataset = dataset or self._opened(name)
+        shape, dtype = dataset.shape, self._dtype(name, dataset.get_type())
+        if shape is None:
+            self._refuse(name, "has no shape")
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        if nbytes == 0:
+            return PlacedArray(dtype, shape, ())
+        offset = dataset.get_offset()
+        if offset is None:
+            placed = self._in_chunks(name, dataset, dtype, shape)
+        elif dataset.get_storage_size() != nbytes:
+            self._refuse(name, "was made, but never written")
+        else:
+            placed = PlacedArray(dtype, shape, ((offset, nbytes),))
+        self._within(name, placed.extents)
+        return placed
 
     @_reads
     def blocks(self, name: str) -> Extents:
         """Return where the elements of a dataset lie: bytes of variable length, or one opaque."""
         dataset = self._opened(name)
-        try:
-            offset, shape, kind = dataset.get_offset(), dataset.shape, dataset.get_type()
-            if offset is None or shape is None or not dataset.get_storage_size():
-                self._refuse(name, "is not stored in one piece of this file")
-            if isinstance(kind, self._h5py.h5t.TypeOpaqueID) and shape == ():
-                return self._within(name, [(offset, kind.get_size())])
-            if not isinstance(kind, self._h5py.h5t.TypeVlenID) or not self._has_heap:
-                self._refuse(name, "holds no elements of variable length")
-            if kind.get_super().get_size() != 1:
-                self._refuse(name, "holds elements of something else than bytes")
-            return self._heap.elements(offset, math.prod(shape))
-        except BROKEN as error:
-            if isinstance(error, FeatcacheError):
-                self._bytes.raise_error()  # once: it leads to the file
-                raise
-            self._refuse(name, f"cannot be read ({describe(error)})")
+        offset, shape, kind = dataset.get_offset(), dataset.shape, dataset.get_type()
+        if offset is None or shape is None or not dataset.get_storage_size():
+            self._refuse(name, "is not stored in one piece of this file")
+        if isinstance(kind, self._h5py.h5t.TypeOpaqueID) and shape == ():
+            return self._within(name, [(offset, kind.get_size())])
+        if not isinstance(kind, self._h5py.h5t.TypeVlenID) or not self._has_heap:
+            self._refuse(name, "holds no elements of variable length")
+        if kind.get_super().get_size() != 1:
+            self._refuse(name, "holds elements of something else than bytes")
+        return self._heap.elements(offset, math.prod(shape))
 
     def all(self) -> Iterator[tuple[str, h5py.h5d.DatasetID]]:
         """Yield the name of each dataset, and what opens it, for `place` and `readable`.
@@ -255,48 +270,30 @@ class Hdf5Datasets:
         """
         dataset = dataset or self._opened(name)
         layouts = (self._h5py.h5d.CONTIGUOUS, self._h5py.h5d.CHUNKED, self._h5py.h5d.COMPACT)
-        try:
-            made, shape = dataset.get_create_plist(), dataset.shape
-            dtype = self._numbers(name, dataset.get_type())
-            if made.get_layout() not in layouts or made.get_external_count():
-                self._refuse_elsewhere(name, "is stored in other files")
-            if shape is None:
-                self._refuse(name, "has no shape")
-            stored, nbytes = dataset.get_storage_size(), math.prod(shape) * dtype.itemsize
-            if nbytes and not stored:
-                self._refuse(name, "was made, but never written")
-            if nbytes > max(ANY_BYTES, MOST_BYTES_A_BYTE * stored):
-                self._refuse(name, f"would have {nbytes:,} bytes in {stored:,}: it is damaged")
-        except BROKEN as error:
-            if isinstance(error, FeatcacheError):
-                self._bytes.raise_error()  # once: it leads to the file
-                raise
-            self._refuse(name, f"cannot be read ({describe(error)})")
+        made, shape = dataset.get_create_plist(), dataset.shape
+        dtype = self._numbers(name, dataset.get_type())
+        if made.get_layout() not in layouts or made.get_external_count():
+            self._refuse_elsewhere(name, "is stored in other files")
+        if shape is None:
+            self._refuse(name, "has no shape")
+        stored, nbytes = dataset.get_storage_size(), math.prod(shape) * dtype.itemsize
+        if nbytes and not stored:
+            self._refuse(name, "was made, but never written")
+        if nbytes > max(ANY_BYTES, MOST_BYTES_A_BYTE * stored):
+            self._refuse(name, f"would have {nbytes:,} bytes in {stored:,}: it is damaged")
         return shape, dtype.newbyteorder("=").name
 
     @_reads
     def read(self, name: str, frames: slice | None = None) -> NDArray[Any]:
         """Read the array of a dataset, or some frames of it, in the byte order of this machine."""
-        try:
-            array = self._h5py.Dataset(self._opened(name))[() if frames is None else frames]
-            return np.asarray(array, array.dtype.newbyteorder("="))
-        except (*BROKEN, MemoryError) as error:
-            if isinstance(error, FeatcacheError):
-                self._bytes.raise_error()  # once: it leads to the file
-                raise
-            self._refuse(name, f"cannot be read ({describe(error)})")
+        array = self._h5py.Dataset(self._opened(name))[() if frames is None else frames]
+        return np.asarray(array, array.dtype.newbyteorder("="))
 
     @_reads
     def texts(self, name: str) -> list[str]:
         """Read a dataset of text, or of whole numbers."""
-        try:
-            found = self._h5py.Dataset(self._opened(name))
-            kept = found.asstr()[()] if found.dtype.kind in "OS" else found[()]
-        except (*BROKEN, MemoryError) as error:
-            if isinstance(error, FeatcacheError):
-                self._bytes.raise_error()  # once: it leads to the file
-                raise
-            self._refuse(name, f"cannot be read as text ({describe(error)})")
+        found = self._h5py.Dataset(self._opened(name))
+        kept = found.asstr()[()] if found.dtype.kind in "OS" else found[()]
         if np.ndim(kept) != 1 or kept.dtype.kind not in "OUiu":
             self._refuse(name, f"is {kept.dtype} of shape {np.shape(kept)}, no list of ids")
         return [str(each) for each in kept.tolist()]
@@ -319,10 +316,9 @@ class Hdf5Datasets:
                 if member.links.get_info(link).type != self._h5py.h5l.TYPE_HARD:
                     self._refuse(name, "is a link to somewhere else")
                 member = self._h5py.h5o.open(member, link)
+        except FeatcacheError:
+            raise
         except (*BROKEN, AttributeError) as error:
-            if isinstance(error, FeatcacheError):
-                self._bytes.raise_error()  # once: it leads to the file
-                raise
             self._bytes.raise_error()
             raise AdoptionError(f"{str(self._path)!r} has no dataset {name!r}") from error
         if not isinstance(member, self._h5py.h5d.DatasetID):
@@ -352,23 +348,15 @@ class Hdf5Datasets:
         self, name: str, group: h5py.h5g.GroupID, link: bytes
     ) -> tuple[h5py.h5g.GroupID | h5py.h5d.DatasetID, int]:
         """Return what a link leads to, and the address of a group, 0 of all else."""
-        try:
-            member = self._h5py.h5o.open(group, link)
-            is_group = isinstance(member, self._h5py.h5g.GroupID)
-            return member, self._h5py.h5o.get_info(member).addr if is_group else 0
-        except BROKEN as error:
-            self._refuse(name, f"cannot be opened ({describe(error)})")
+        member = self._h5py.h5o.open(group, link)
+        is_group = isinstance(member, self._h5py.h5g.GroupID)
+        return member, self._h5py.h5o.get_info(member).addr if is_group else 0
 
     @_reads
     def _links(self, prefix: str, group: h5py.h5g.GroupID) -> list[tuple[bytes, int]]:
         """Return the links of a group, and their kinds; the headers they lead to are asked for."""
         links: list[tuple[bytes, int, int]] = []
-        try:
-            group.links.iterate(
-                lambda name, info: links.append((name, info.type, info.u)), info=True
-            )
-        except BROKEN as error:
-            self._refuse(prefix or "/", f"cannot be listed ({describe(error)})")
+        group.links.iterate(lambda name, info: links.append((name, info.type, info.u)), info=True)
         if self._nodes is not None:
             hard = [at for _, kind, at in links if kind == self._h5py.h5l.TYPE_HARD]
             self._nodes.expect_objects(hard)
@@ -379,29 +367,6 @@ class Hdf5Datasets:
             return link.decode()
         except UnicodeDecodeError:
             self._refuse(f"{prefix}{link!r}", "has a name that is no UTF-8")
-
-    def _placed(self, name: str, dataset: h5py.h5d.DatasetID) -> PlacedArray:
-        try:
-            shape, dtype = dataset.shape, self._dtype(name, dataset.get_type())
-            if shape is None:
-                self._refuse(name, "has no shape")
-            nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-            if nbytes == 0:
-                return PlacedArray(dtype, shape, ())
-            offset = dataset.get_offset()
-            if offset is None:
-                placed = self._in_chunks(name, dataset, dtype, shape)
-            elif dataset.get_storage_size() != nbytes:
-                self._refuse(name, "was made, but never written")
-            else:
-                placed = PlacedArray(dtype, shape, ((offset, nbytes),))
-        except BROKEN as error:
-            if isinstance(error, FeatcacheError):
-                self._bytes.raise_error()  # once: it leads to the file
-                raise
-            self._refuse(name, f"cannot be read ({describe(error)})")
-        self._within(name, placed.extents)
-        return placed
 
     def _within(self, name: str, extents: Extents) -> Extents:
         for offset, nbytes in extents:
