@@ -184,6 +184,7 @@ class Hdf5Datasets:
         self._collecting = nullcontext if place.is_local else COLLECTOR.off
         source = self._closing.enter_context(place.open(path))
         self._path: Path | str = place.local(path) if place.is_local else path
+        self._load = "load" if place.is_local else "download and load"
         self._nodes = None if place.is_local else _NodesAhead(source)
         self._bytes = SourceFile(self._nodes or source)
         with self._collecting():
@@ -293,6 +294,8 @@ class Hdf5Datasets:
     def texts(self, name: str) -> list[str]:
         """Read a dataset of text, or of whole numbers."""
         found = self._h5py.Dataset(self._opened(name))
+        if found.shape is None:
+            self._refuse(name, "has no shape")
         kept = found.asstr()[()] if found.dtype.kind in "OS" else found[()]
         if np.ndim(kept) != 1 or kept.dtype.kind not in "OUiu":
             self._refuse(name, f"is {kept.dtype} of shape {np.shape(kept)}, no list of ids")
@@ -416,9 +419,8 @@ class Hdf5Datasets:
             return COMPLEX if found.kind == "c" else CONVERT
         if group:  # an utterance
             load = f"{{i: {load.replace('FILE', 'g')} for i, g in {file}.items()}}"
-        line = (
-            f"load it yourself, as by featcache.convert({load.replace('FILE', file)}, 'features')"
-        )
+        load = load.replace("FILE", file)
+        line = f"{self._load} it yourself, as by featcache.convert({load}, 'features')"
         return (
             f"store real and imaginary parts as two features: {line}" * (found.kind == "c") or line
         )
@@ -484,7 +486,7 @@ class Hdf5Datasets:
 
     def _refuse_elsewhere(self, name: str, what: str) -> NoReturn:
         load = f"{{k: d[()] for k, d in h5py.File({str(self._path)!r}).items()}}"
-        way = f"load it yourself, as by featcache.convert({load}, 'features')"
+        way = f"{self._load} it yourself, as by featcache.convert({load}, 'features')"
         self._refuse(name, what, CONVERT if "/" in name else way)
 
     def _refuse(self, name: str, what: str, remedy: str = CONVERT) -> NoReturn:
@@ -520,12 +522,13 @@ class _NodesAhead:
 
     def expect_objects(self, headers: Sequence[int]) -> None:
         """Ask for headers, and for the trees of chunks that they name."""
+        headers = [at for at in headers if at < self.size]  # of a damaged file not all are
         self.expect(headers, HEADER_BYTES)
         self.expect(filter(None, map(self._chunks_of, headers)), CHUNKS_BYTES)
 
     def _chunks_of(self, header: int) -> int | None:
         """Return where the chunks of a dataset are listed, if its header, of version 1, says so."""
-        data = self._source.read(header, max(min(HEADER_BYTES, self.size - header), 0))
+        data = self._source.read(header, min(HEADER_BYTES, self.size - header))
         if not data.startswith(b"\1\0"):
             return None
         at, end = 16, 16 + int.from_bytes(data[8:12], "little")

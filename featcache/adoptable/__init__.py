@@ -99,13 +99,18 @@ class SourceFile(io.RawIOBase):
         return at
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Read into a buffer as much as is there."""
+        """Read into a buffer as much as is there; what remains of it becomes 0.
+
+        HDF5, which does not ask how much came, reads zeros behind the end of files on disks, too.
+        """
         count = max(min(len(buffer), self._source.size - self._at), 0)
-        try:
-            buffer[:count] = self._source.read(self._at, count)
-        except FeatcacheError as error:
-            self._error = error
-            raise
+        if count:
+            try:
+                buffer[:count] = self._source.read(self._at, count)
+            except FeatcacheError as error:
+                self._error = error
+                raise
+        buffer[count:] = bytes(len(buffer) - count)
         self._at += count
         return count
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import h5py
 import numpy as np
 import pytest
 
+from featcache.adoption.place import LocalPlace
 from featcache.errors import AdoptionError, RemoteError
 from featcache_backends._hdf5_datasets import COLLECTOR, Hdf5Datasets
 
@@ -28,6 +31,8 @@ class Source:
     def read(self, offset: int, nbytes: int) -> bytes:
         self.reads += 1
         self._asked(self.reads)
+        if not 0 <= offset <= offset + nbytes <= self.size:
+            raise AdoptionError(f"{self.path!r} lacks the bytes from {offset}")
         return self.data[offset : offset + nbytes]
 
     def expect(self, offsets: Iterable[int], nbytes: int) -> None:
@@ -174,3 +179,52 @@ def test_the_collector_is_as_before_after_errors_and_in_a_fork() -> None:
     reading.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert gc.isenabled()
+
+
+def outcome(read: Callable[[], object]) -> object:
+    """Return what is read, or why it is refused, without paths and words of HDF5."""
+    try:
+        return read()
+    except AdoptionError as error:
+        return re.sub(r"[(;].*|^'[^']*'", "", str(error))
+
+
+def content(open_file: Callable[[], Hdf5Datasets]) -> object:
+    """Return where each dataset lies, or why it is refused."""
+    with closing(open_file()) as file:
+        return [(name, outcome(partial(file.place, name))) for name, _ in list(file.all())]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_damage_is_told_as_it_is_of_a_file_on_a_disk(path: Path, seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    data = bytearray(path.read_bytes())
+    unused = range(48, 56)  # the address of a block that is not there: one driver looks for it
+    at_all = (at for at in range(len(data)) if data[at] not in (0, 63, 128))  # arrays are 1.0
+    nodes = [at for at in at_all if at not in unused]
+    for _ in range(25):
+        damaged = data.copy()
+        for at in chance.choice(nodes, chance.integers(1, 4)):
+            damaged[at] = chance.integers(256)
+        path.write_bytes(damaged)
+        here, afar = LocalPlace(path.parent), Source(path, lambda read: None)
+        local = outcome(partial(content, partial(Hdf5Datasets, here, path.name)))
+        assert outcome(partial(content, partial(opened, afar))) == local
+
+
+def test_ids_that_are_nothing_are_refused_by_name(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["ids"] = h5py.Empty(h5py.string_dtype())
+    with (
+        closing(Hdf5Datasets(LocalPlace(tmp_path), "a.h5")) as file,
+        pytest.raises(AdoptionError, match="dataset 'ids' has no shape"),
+    ):
+        file.texts("ids")
+
+
+def test_the_way_out_of_a_file_behind_a_url_begins_with_its_download(path: Path) -> None:
+    with (
+        closing(opened(Source(path, lambda read: None))) as file,
+        pytest.raises(AdoptionError, match=r"; download and load it yourself, as by .*'a\.h5'"),
+    ):
+        file.place("elements")
