@@ -15,7 +15,7 @@ from featcache.loading.memory import Allocate, fresh
 from featcache.tables.shown import MANY, boxed, grid
 
 Item = dict[str, Any]
-NUMBERS = (torch.Tensor, np.ndarray, np.generic, bool, int, float)
+NUMERIC = "biufc"  # kinds of NumPy's dtypes that torch has, too
 PADDED = Padded()
 
 
@@ -72,7 +72,8 @@ def batch_of(
 
     A tensor of shape (frames, ...) with "<name>_lengths" beside it is laid out along axis 0, and
     its lengths are counted again, int64. Other tensors, arrays and numbers are stacked along a new
-    axis 0, all else is listed, and so are the keys that `listed` holds.
+    axis 0, all else is listed, and so are the keys that `listed` holds, unless `transform` made
+    tensors or arrays of them.
 
     Raises `FeatureError` for items whose keys or shapes do not fit each other.
 
@@ -88,16 +89,17 @@ def batch_of(
             raise FeatureError(
                 f"items {items[0].get('id')!r} and {item.get('id')!r} have different keys"
             )
+    columns = {key: [item[key] for item in items] for key in items[0]}
+    arrays = {key for key, values in columns.items() if all(map(_is_array, values))}
     batch: Batch = ShownBatch()
-    for key in items[0]:
-        values = [item[key] for item in items]
+    for key, values in columns.items():
         name = key.removesuffix("_lengths")
-        if name != key and isinstance(items[0].get(name), torch.Tensor | np.ndarray):
+        if name != key and name in arrays:
             continue  # comes with what it is of
-        if key in listed or not all(isinstance(value, NUMBERS) for value in values):
+        if key not in arrays and (key in listed or not all(map(_is_number, values))):
             batch[key] = values
             continue
-        tensors = list(map(torch.as_tensor, values))
+        tensors = list(map(_as_tensor, values))
         if f"{key}_lengths" in items[0]:
             batch.update(_laid_out(key, items, tensors, layout, allocate))
         else:
@@ -105,6 +107,27 @@ def batch_of(
             batch[key] = allocate((len(tensors), *tensors[0].shape), tensors[0].dtype)
             torch.stack(tensors, out=batch[key])
     return batch
+
+
+def _is_array(value: object) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in NUMERIC
+    return isinstance(value, torch.Tensor)
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, np.generic):
+        return value.dtype.kind in NUMERIC
+    return isinstance(value, bool | int | float) or _is_array(value)
+
+
+def _as_tensor(value: Any) -> torch.Tensor:
+    if isinstance(value, np.ndarray):
+        native = value.dtype.newbyteorder("=")
+        is_reversed = min(value.strides, default=0) < 0
+        if is_reversed or value.dtype != native or not value.flags.writeable:  # not for torch
+            value = np.array(value, native)
+    return torch.as_tensor(value)
 
 
 def torch_dtype(dtype: str | torch.dtype) -> torch.dtype:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from featcache._recycled import RECYCLED
+from featcache.declaration import FrameTimes, Seconds64
 from featcache.errors import ConfigError
 from featcache.interface import Bytes, Ints, storage_dtype
 from featcache.reading.containers import Wanted
@@ -79,8 +80,8 @@ class Choices:
         if len(made) < len(self.variants) + len(self.layers):
             raise ConfigError(f"variants and layers have a name in common: {', '.join(made)}")
         self._kinds = {name: self._kind(name) for name in self.features}
-        # of features with a time axis: seconds of a frame, and frames of a crop
-        self._frame_s: dict[str, float] = {}
+        # of features that are cropped
+        self._times: dict[str, FrameTimes] = {}
         self._crop_frames = {} if random_crop_s is None else self._frames_of(random_crop_s)
 
     @property
@@ -130,18 +131,42 @@ class Choices:
         }
         if not self._crop_frames:
             return spans
-        frame_s = self._frame_s
-        coarse = max(self._crop_frames, key=frame_s.__getitem__)
         key = drawn(draw[0], "crop", draw[1])
-        shares = (mixed(rows.astype(np.uint64), key) >> np.uint64(11)) * 2.0**-53
-        # so that all features have the frames of one time
-        places = np.maximum(wholes[coarse] - self._crop_frames[coarse], 0) + 1
-        start_s = np.floor(shares * places) * frame_s[coarse]
+        shares = (mixed(rows.astype(np.uint64), key) >> np.uint64(11)) * np.float64(2.0**-53)
+        begins_s = {name: self._begins_s(name, rows) for name in self._crop_frames}
+        starts_s = self._starts_s(wholes, begins_s, shares)
         for name, most in self._crop_frames.items():
             lengths = np.minimum(wholes[name], most)
-            starts = np.rint(start_s / frame_s[name]).astype(np.int64)
-            spans[name] = Span(np.minimum(starts, wholes[name] - lengths), lengths, wholes[name])
+            starts = np.rint((starts_s - begins_s[name]) / self._times[name].frame_s)
+            starts = np.clip(starts.astype(np.int64), 0, wholes[name] - lengths)
+            spans[name] = Span(starts, lengths, wholes[name])
         return spans
+
+    def _starts_s(
+        self, wholes: Mapping[str, Ints], begins_s: Mapping[str, Seconds64], shares: Seconds64
+    ) -> Seconds64:
+        """Return the times at which crops start: where a frame of the longest frames begins.
+
+        Within the time that all features have frames of; those without any do not count.
+        """
+        ends_s = [
+            np.where(wholes[name], begins_s[name] + wholes[name] * times.frame_s, np.inf)
+            for name, times in self._times.items()
+        ]
+        coarse = max(self._times, key=lambda name: self._times[name].frame_s)
+        frame_s = self._times[coarse].frame_s
+        from_s, until_s = np.max([*begins_s.values()], axis=0), np.min(ends_s, axis=0)
+        frames = np.rint((np.where(np.isinf(until_s), from_s, until_s) - from_s) / frame_s)
+        places = np.maximum(frames - self._crop_frames[coarse], 0) + 1
+        first = np.rint((from_s - begins_s[coarse]) / frame_s)
+        return np.asarray(begins_s[coarse] + (first + np.floor(shares * places)) * frame_s)
+
+    def _begins_s(self, name: str, rows: Ints) -> Seconds64:
+        """Return the time at which the first frame of each row begins."""
+        times = self._times[name]
+        span = self._table.selection.span(self.stored(name)[0], rows)
+        first = np.zeros_like(rows) if span is None else span[0]
+        return np.asarray(times.offset_s + first * times.frame_s, np.float64)
 
     def _wholes(self, name: str, rows: Ints, draw: Draw) -> Ints:
         """Return the frames of the utterances that a feature is read of, before any crop."""
@@ -238,6 +263,14 @@ class Choices:
                     f"{name!r} is made of features of one dtype and shape, but {stored[0]!r} is "
                     f"{kinds[0][1]} {kinds[0][2]} and {each!r} {kind[1]} {kind[2]}"
                 )
+        times = [(each, table.selection.blocks.frame_times(each)) for each in stored]
+        known = [(each, found) for each, found in times if found is not None]
+        for each, found in known:
+            if found != known[0][1]:
+                raise ConfigError(
+                    f"{name!r} is made of features whose frames are at the same times, but "
+                    f"{known[0][0]!r} has {known[0][1]} and {each!r} {found}"
+                )
 
     def _frames_of(self, random_crop_s: float) -> dict[str, int]:
         if not isinstance(random_crop_s, Real) or not 0 < random_crop_s < np.inf:
@@ -250,7 +283,7 @@ class Choices:
                 require_times(blocks, stored)
             times = blocks.frame_times(self.stored(name)[0])
             assert times is not None
-            self._frame_s[name] = times.frame_s
+            self._times[name] = times
             frames[name] = max(round(random_crop_s / times.frame_s), 1)
         return frames
 

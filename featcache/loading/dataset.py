@@ -23,7 +23,6 @@ from featcache.loading.layouts import (
     Jagged,
     Layout,
     Packed,
-    Padded,
     layout_of,
     places_of,
     require_layout,
@@ -120,6 +119,7 @@ Dtype = str | torch.dtype
 Transform = Callable[[Item, np.random.Generator], Item]
 ARRAYS = ("torch", "numpy")
 PACKED = Packed()
+BESIDE = ("lengths", "cu_seqlens", "max_seqlen", "position_ids")  # of a feature in a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,17 +167,18 @@ class FeatureDataset(Dataset[Item]):
         features: names of the features to read, all by default.
         annotations: names of the annotations to read, none by default. Those of an item are plain
             values, None where there is none. A batch lists them; numbers and bools that every
-            utterance of the caches has are a tensor.
+            utterance of the caches has are a tensor, of floats in torch's default dtype.
         dtypes: dtypes to convert features to, e.g. {"ssl": "float32", "tokens": torch.int64}; else
             as declared. As torch does it: what does not fit into a smaller dtype overflows.
         transform: called with each item and a generator, `transform(item, rng)`, returns an item.
-            It runs where the reading runs. A tensor that it adds with "<name>_lengths" beside it is
-            laid out as features are, other tensors and numbers are stacked, the rest listed. A note
-            on its errors names the utterance. The generator is
-            `numpy.random.default_rng((seed, epoch, row))`: a row has the same draw on any worker
-            and rank, and after a resume. Seed and epoch are those of the sampler that made a batch,
-            where it is one of `featcache.samplers`, also in a DataLoader; else those of this data
-            set, whose `set_epoch` workers hear of that are started after it.
+            It runs where the reading runs. A tensor or array that it adds with "<name>_lengths"
+            beside it is laid out as features are, other ones and numbers are stacked, the rest
+            listed, as annotations are that stay plain values. A note on its errors names the
+            utterance. The generator is `numpy.random.default_rng((seed, epoch, row))`: a row has
+            the same draw on any worker and rank, and after a resume. Seed and epoch are those of
+            the sampler that made a batch, where it is one of `featcache.samplers`, also in a
+            DataLoader; else those of this data set, whose `set_epoch` workers hear of that are
+            started after it.
         seed: that of a batch whose sampler has none, and of single items.
         layout: how the utterances of a batch lie in the tensor of a feature with a time axis:
             "padded", "packed", "jagged", or an object of `featcache.loading` with settings,
@@ -340,12 +341,19 @@ class FeatureDataset(Dataset[Item]):
                 ends[name] = np.arange(len(rows) + 1)
             spans[name] = starts, lengths
             frames = int(ends[name][-1])
-            if self._transform is not None and isinstance(self.layout, Padded):
-                frames = int(lengths.max()) * len(rows)  # of which its items will make a batch
+            if self._transform is not None and self.choices.has_frames(name):
+                frames = self._frames_of_items(lengths)
             frame_bytes = math.prod(self.choices.dims(name)) * self._dtypes[name].itemsize
             nbytes += frames * frame_bytes
             filled += int(lengths.sum()) * frame_bytes
         return BatchPlan(rows, spans, ends, nbytes, filled, draw)
+
+    def _frames_of_items(self, lengths: Ints) -> int:
+        """Return the frames of a batch of items, padding included, if `transform` changes none."""
+        try:
+            return int(self.layout.ends(lengths)[-1])
+        except ConfigError:  # longer than all of `pad_to`: perhaps `transform` makes them shorter
+            return int(lengths.max()) * len(lengths)
 
     def require_made_for(self, batches: object) -> None:
         """Raise `ConfigError` for a batch or a sampler that does not go with this data set.
@@ -546,7 +554,8 @@ def _checked_arrays(arrays: Literal["torch", "numpy"], layout: Layout) -> Litera
 
 def _check_names(names: list[str]) -> None:
     for name in names:
-        if name == "id" or f"{name}_lengths" in names or names.count(name) > 1:
+        beside = {f"{name}_{what}" for what in BESIDE}
+        if name == "id" or beside.intersection(names) or names.count(name) > 1:
             raise ConfigError(f"{names!r}: an item has other uses for these names")
 
 

@@ -299,7 +299,8 @@ class FeatureLoader(Generic[T]):
             the file and the place in it that is being read.
 
     An iteration that came to its end is followed by the next epoch, one that was left before by the
-    same again, unless `set_epoch` chooses. After each epoch `waited_s` tells how many seconds the
+    same again, unless `set_epoch` chooses; one that was left right behind its last batch is at its
+    end by samplers of featcache alone. After each epoch `waited_s` tells how many seconds the
     training loop waited for data in it.
 
     >>> batches = [[0, 1], [2]]
@@ -409,6 +410,9 @@ class FeatureLoader(Generic[T]):
         )
 
     def __iter__(self) -> Iterator[T]:
+        for before in list(self._running):
+            if before.is_closed:
+                before.close()  # `threads` and `prefetch_bytes` hold for both together
         self.waited_s = 0.0
         watch = None if self._watchdog_s is None else self._tell_slow
         prefetch = Prefetch(
@@ -432,7 +436,8 @@ class FeatureLoader(Generic[T]):
                 found = list(islice(batches, 1))
                 self.waited_s += time.perf_counter() - began
                 if not found:
-                    self._position.end()
+                    if not prefetch.is_closed:
+                        self._position.end()
                     break
                 self._position.deliver()
                 yield found.pop()  # and keep nothing of it: its memory may be used again
@@ -480,15 +485,16 @@ class FeatureLoader(Generic[T]):
     def seek(self, step: int) -> None:
         """Begin the next iteration with batch `step`, from 0, of the epoch that the loader is in.
 
-        Raises `ConfigError` for a step that the epoch does not have, and for a foreign sampler that
-        knows its place itself.
+        The number of steps is the end: samplers of featcache go on with the next epoch, others
+        have an empty iteration. Raises `ConfigError` for a step that the epoch does not have, and
+        for a foreign sampler that knows its place itself.
 
         >>> loader.set_epoch(3); loader.seek(1200)  # doctest: +SKIP
         """
         self._position.seek(step)
 
     def skip(self, batches: int) -> None:
-        """Leave so many batches out: those that the next iteration would begin with.
+        """Leave so many batches out: those behind the last one that was delivered.
 
         After a loss spike: load the last state, skip the batches around it, and iterate again. That
         of this epoch; raises `ConfigError` for more than are left.
@@ -518,7 +524,8 @@ class FeatureLoader(Generic[T]):
         "gb_per_s", bytes of batches by the seconds since it began, until it ended, the loop's own
         included; "read_gb_per_s", the same by the seconds that threads took to read them; "fill",
         the share of these bytes that is no padding; "ahead_batches" and "ahead_bytes", read and
-        waiting. Bytes are those of features as they are stored, whatever a transform makes of them.
+        waiting. Bytes are those of features in the dtypes asked for, whatever a transform makes of
+        them.
         Where nothing is ahead, and "waited_s" grows, reading is too slow for the loop. Of caches
         behind URLs also "gets", requests since it began, those made again and beside late ones
         among them; "get_bytes", that came; and "hits", the share of the bytes read that no request

@@ -251,7 +251,7 @@ class Prefetch(Iterator[R]):
         self._choose_way(step_s)
         self._take_plans()
         with self._state:
-            if not self._slots:
+            if self._closed or not self._slots:
                 raise StopIteration
             slot = self._slots[0]
         try:
@@ -328,13 +328,26 @@ class Prefetch(Iterator[R]):
         done = [slot.nbytes for slot in list(self._slots) if slot.result.done()]
         return len(done), sum(done)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was left or closed: it gives no more, though there may have been more."""
+        return self._closed
+
     def leave(self) -> None:
-        """Drop what has not begun, without waiting for what has."""
+        """Begin nothing more, without waiting for what has begun.
+
+        It takes no lock and changes no list: the garbage collector may call it anywhere.
+        """
+        self.handed.end()
+        self._closed = True
+
+    def close(self) -> None:
+        """Drop what has not begun, and wait for what has."""
         if self._is_over or getpid() != self._process:
             return  # a fork has none of the threads, and one of them may have held the lock
-        self.handed.end()
+        self.leave()
+        me = threading.get_ident()
         with self._state:
-            self._closed = True
             self._plans = None
             for slot in (*self._to_plan, *self._to_do):
                 slot.result.cancel()
@@ -343,14 +356,7 @@ class Prefetch(Iterator[R]):
             self._to_do.clear()
             self._unplanned = 0
             self._state.notify_all()
-
-    def close(self) -> None:
-        """Drop what has not begun, and wait for what has."""
-        if self._is_over or getpid() != self._process:
-            return
-        self.leave()
-        me = threading.get_ident()
-        with self._state:  # also for one that iterates without threads
+            # also for one that iterates without threads
             self._state.wait_for(lambda: self._at_work <= {me})
         for thread in self._threads:
             if thread.ident != me:
@@ -438,7 +444,7 @@ class Prefetch(Iterator[R]):
         with self._state:
             self._at_work.discard(me)
             self._state.notify_all()
-            slots = [] if self._is_alone else self._next_slots()
+            slots = [] if self._is_alone or self._closed else self._next_slots()
             if not slots:
                 self._busy -= 1
                 return False

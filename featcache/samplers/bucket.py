@@ -64,7 +64,7 @@ def padded_length(longest: int, pad_to: PadTo | None) -> int:
     if pad_to is None:
         return longest
     if isinstance(pad_to, int):
-        return -(-longest // pad_to) * pad_to
+        return -(-max(longest, 1) // pad_to) * pad_to
     for length in pad_to:
         if longest <= length:
             return length
@@ -244,8 +244,9 @@ class BucketBatchSampler(SamplerByLength):
         ids: the utterances that `lengths` are of, in their order; of a cache those to take. Batches
             then hold ids.
         max_frames: the most frames in a batch, padding included; of each feature on its own.
-        max_elements: the most numbers in a batch, padding included, over all features: frames times
-            the numbers of a frame, which a cache knows; of arrays of lengths a frame counts as one.
+        max_elements: the most numbers in a batch, padding included, over all features with a time
+            axis: frames times the numbers of a frame, which a cache knows; of arrays of lengths a
+            frame counts as one.
         batch_size: the most utterances in a batch; one of the three limits is needed.
         quadratic_frames: counts an utterance of n frames as n + n * n / quadratic_frames for
             `max_frames`: batches of long utterances become smaller, as attention wants it.

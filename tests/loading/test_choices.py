@@ -20,6 +20,7 @@ from featcache.reading.containers import Containers
 from featcache.samplers import BucketBatchSampler
 
 COUNT = 40
+TIMES = {"x": 0.01, "y": 0.02}
 VERSIONS = ["fbank", "fbank_v1", "fbank_v2"]
 LAYERS = ["ssl-6", "ssl-9"]
 
@@ -179,6 +180,60 @@ def test_crops_of_all_features_are_of_one_time_and_come_from_anywhere(cache: Pat
     assert dataset["u05", 0:12]["fbank"].shape == (12, 2)
 
 
+@pytest.mark.parametrize(
+    "times",
+    [
+        ((0.01, 0.0), (0.01, 0.5)),
+        ((0.01, 0.5), (0.02, 0.0)),
+        ((0.01, 0.0), (0.02, 0.0125)),
+        ((0.01, 0.0), (0.08, 0.04), (0.02, 0.0)),
+        ((0.01, 0.0), (0.0125, 0.0)),
+    ],
+)
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_crops_are_of_one_time_where_features_do_not_begin_together(
+    tmp_path: Path, times: tuple[tuple[float, float], ...], is_cut: bool
+) -> None:
+    names = [f"f{number}" for number in range(len(times))]
+    features = [
+        FeatureStorageConfig(name, "float64", frame_s=frame_s, offset_s=offset_s)
+        for name, (frame_s, offset_s) in zip(names, times, strict=True)
+    ]
+    with CacheWriter(tmp_path, features) as writer:
+        for number in range(20):
+            arrays = {
+                name: (offset_s + frame_s * np.arange(round(10 / frame_s)))[:, None]
+                for name, (frame_s, offset_s) in zip(names, times, strict=True)
+            }
+            writer.write(f"u{number:02}", arrays)
+    table: featcache.FeatureTable = featcache.open(tmp_path)
+    if is_cut:
+        table = table.segments({f"part of {id}": (id, 1.003, 8.0) for id in table})
+    longest_s = max(frame_s for frame_s, _ in times)
+    dataset = FeatureDataset(table, random_crop_s=2)
+    starts = []
+    for epoch in range(10):
+        dataset.set_epoch(epoch)
+        for item in dataset[:]:
+            begins = [float(item[name][0, 0]) for name in names]
+            assert max(begins) - min(begins) <= longest_s / 2 + 1e-9
+            starts.append(begins[0])
+    assert np.ptp(starts) > (4 if is_cut else 6)  # of 5 and 8, and what they begin apart less
+
+
+def test_a_crop_of_an_utterance_without_frames_of_a_feature_comes_from_anywhere(
+    tmp_path: Path,
+) -> None:
+    features = [FeatureStorageConfig(name, frame_s=frame_s) for name, frame_s in TIMES.items()]
+    with CacheWriter(tmp_path, features) as writer:
+        for number in range(40):
+            x, y = np.arange(1000, dtype="f4")[:, None], np.ones((0, 2), "f4")
+            writer.write(f"u{number:02}", {"x": x, "y": y})
+    items = FeatureDataset(tmp_path, random_crop_s=2)[:]
+    assert {item["y_lengths"] for item in items} == {0}
+    assert np.ptp([float(item["x"][0, 0]) for item in items]) > 500
+
+
 def test_shorter_utterances_are_whole(cache: Path) -> None:
     item = FeatureDataset(cache, "fbank", random_crop_s=9)["u05"]
     np.testing.assert_array_equal(item["fbank"], arrays_of(5)["fbank"])
@@ -228,6 +283,8 @@ def test_only_the_bytes_of_a_crop_are_read(cache: Path, monkeypatch: pytest.Monk
     ("options", "message"),
     [
         ({"variants": {"fbank": ["fbank", "speaker"]}}, "one dtype and shape"),
+        ({"variants": {"fbank": ["fbank", "ssl-6"]}}, "at the same times, but 'fbank' has"),
+        ({"layers": {"x": ["ssl-6", "fbank"]}}, "at the same times, but 'ssl-6' has"),
         ({"layers": {"ssl": []}}, "name stored features"),
         ({"layers": {"ssl": ["ssl-6", "ssl-6"]}}, "each once"),
         ({"layers": {"speaker": LAYERS}}, "is a feature itself"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -185,6 +185,34 @@ def test_a_transform_that_changes_nothing_gives_the_same_batch(tmp_path: Path) -
             )
 
 
+@pytest.mark.parametrize("arrays", ["torch", "numpy"])
+def test_arrays_of_a_transform_may_be_of_any_kind(
+    cache: Path, arrays: Literal["torch", "numpy"]
+) -> None:
+    def odd(item: dict[str, Any], rng: object) -> dict[str, Any]:
+        frames = np.asarray(item["fbank"])
+        return {
+            **item,
+            "fbank": frames[::-1],
+            "big": frames[0].astype(">f4"),
+            "fixed": np.broadcast_to(np.float32(1), (3,)),
+            "name": np.str_("x"),
+            "words": np.array(["a", "b"]),
+            "when": np.datetime64("2026-01-01"),
+        }
+
+    dataset = FeatureDataset(cache, "fbank", transform=odd, arrays=arrays)
+    batch = dataset.__getitems__([id_of(3), id_of(1)])
+    for place, number in enumerate([3, 1]):
+        frames = arrays_of(number)["fbank"]
+        np.testing.assert_array_equal(batch["fbank"][place][: len(frames)], frames[::-1])
+        np.testing.assert_array_equal(batch["big"][place], frames[0])
+    assert batch["fixed"].shape == (2, 3)
+    assert batch["name"] == ["x", "x"]
+    assert [list(words) for words in batch["words"]] == [["a", "b"]] * 2
+    assert len(batch["when"]) == 2
+
+
 def test_what_transform_returns_is_padded_anew(cache: Path) -> None:
     def spliced(item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         twice = torch.cat([item["fbank"], item["fbank"]])
@@ -269,11 +297,12 @@ def test_what_cannot_be_read_is_refused_by_name(cache: Path, tmp_path: Path) -> 
         FeatureDataset(cache, [])
     with pytest.raises(ConfigError, match=r"collate_fn=FeatureDataset\.collate"):
         next(iter(DataLoader(dataset, batch_size=4)))
-    for name in ("x", "x_lengths"):
+    for name in ("x", "x_lengths", "x_max_seqlen"):
         with CacheWriter(tmp_path / name, [FeatureStorageConfig(name)]):
             pass
-    with pytest.raises(ConfigError, match="other uses for these names"):
-        FeatureDataset(featcache.join(tmp_path / "x", tmp_path / "x_lengths"))
+    for name in ("x_lengths", "x_max_seqlen"):
+        with pytest.raises(ConfigError, match="other uses for these names"):
+            FeatureDataset(featcache.join(tmp_path / "x", tmp_path / name))
 
 
 class HandedOver(FeatureDataset):

@@ -159,7 +159,26 @@ def test_a_closed_iterator_begins_nothing_more(cache: Path) -> None:
     assert len(begun) < 20
 
 
+def test_one_thread_works_for_an_iteration_and_for_one_that_was_left_before(cache: Path) -> None:
+    inside, most = 0, 0
+
+    def not_reentrant(item: dict[str, Any], rng: object) -> dict[str, Any]:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.002)
+        inside -= 1
+        return item
+
+    loader = FeatureLoader(cache, batch_sampler=BATCHES, threads=1, transform=not_reentrant)
+    for _ in range(10):
+        for _ in loader:
+            break
+    assert most == 1
+
+
 def test_a_closed_loader_ends_its_iterations(cache: Path) -> None:
+    assert no_reading_threads()  # of other tests
     loader = FeatureLoader(cache, batch_sampler=BATCHES, prefetch_bytes=4000)
     batches = iter(loader)
     next(batches)
@@ -167,6 +186,24 @@ def test_a_closed_loader_ends_its_iterations(cache: Path) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "featcache-loader"]
     assert list(batches) == []
     assert len(ids_of(loader)) == 40  # it can be iterated over again
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+@pytest.mark.parametrize("how", [{"batch_size": 3}, {"batch_sampler": BATCHES}])
+def test_a_loader_that_is_closed_within_an_epoch_goes_on_behind_the_last_batch(
+    cache: Path, how: dict[str, Any], threads: int
+) -> None:
+    loader = FeatureLoader(cache, threads=threads, **how)
+    seen = []
+    for batch in loader:
+        seen += batch["id"]
+        if len(seen) == 6:
+            loader.close()
+    resumed = FeatureLoader(cache, threads=threads, **how)
+    resumed.load_state_dict(loader.state_dict())
+    assert sorted(seen + ids_of(resumed)) == sorted(id_of(number) for number in range(40))
+    assert len(ids_of(loader)) == 40
+    assert loader.epoch == 0
 
 
 def test_an_error_in_the_training_loop_leaves_no_thread(cache: Path) -> None:

@@ -71,6 +71,21 @@ def test_loaders_and_their_transforms_have_annotations(cache: featcache.Cache) -
             assert bytes(tokens[:length].tolist()).decode() == text
 
 
+def test_an_annotation_that_a_transform_makes_a_tensor_is_laid_out(cache: featcache.Cache) -> None:
+    def encoded(item: dict[str, Any], rng: object) -> dict[str, Any]:
+        tokens = torch.tensor([*item["text"].encode()], dtype=torch.uint8)
+        return item | {"text": tokens, "text_lengths": len(tokens)}
+
+    plain = FeatureLoader(cache, annotations="text", batch_size=4)
+    for batch, texts in zip(
+        FeatureLoader(cache, annotations="text", transform=encoded, batch_size=4),
+        [batch["text"] for batch in plain],
+        strict=True,
+    ):
+        found = zip(batch["text"], batch["text_lengths"], strict=True)
+        assert [bytes(row[:length].tolist()).decode() for row, length in found] == texts
+
+
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_workers_read_annotations(cache: featcache.Cache, context: str) -> None:
     dataset = FeatureDataset(cache.table.select([7, 3, 11]), annotations=NAMES)

@@ -16,8 +16,9 @@ from loader_helpers import BATCHES, NUMBERS, ids_of
 from store_helpers import make_cache
 
 import featcache
-from featcache import CacheWriter, FeatureLoader, FeatureStorageConfig
+from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig
 from featcache.errors import ConfigError
+from featcache.loading import Packed, Padded
 from featcache.reading import containers
 from featcache.samplers import BucketBatchSampler, ShuffledBatchSampler
 
@@ -169,6 +170,28 @@ def test_numbers_for_a_logger(tmp_path: Path, transform: Any) -> None:
     assert ended["waited_s"] == loader.waited_s
     if transform is None:
         assert pickle.loads(pickle.dumps(loader)).metrics()["ahead_batches"] == 0  # noqa: S301
+
+
+@pytest.mark.parametrize("layout", [Padded(pad_to=3000), Packed(multiple_of=640)])
+def test_padding_of_batches_that_a_transform_makes_is_counted(
+    cache: featcache.Cache, layout: Any
+) -> None:
+    found = []
+    for transform in (None, lambda item, rng: item):
+        dataset = FeatureDataset(cache, "fbank", transform=transform, layout=layout)
+        loader: Loader = FeatureLoader(dataset, batch_size=4)
+        list(loader)
+        found.append(loader.metrics()["fill"])
+    assert found[0] == found[1] < 0.9
+
+
+def test_a_transform_may_make_items_short_enough_to_pad(cache: featcache.Cache) -> None:
+    def shortened(item: dict[str, Any], rng: object) -> dict[str, Any]:
+        return item | {"fbank": item["fbank"][:5]}
+
+    dataset = FeatureDataset(cache, "fbank", transform=shortened, layout=Padded(pad_to=[7]))
+    loader: Loader = FeatureLoader(dataset, batch_size=4)
+    assert {batch["fbank"].shape[1] for batch in loader} == {7}
 
 
 def test_what_is_read_ahead_is_counted(cache: featcache.Cache) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 import threading
@@ -9,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -18,6 +21,8 @@ from interrupts import Interrupt, interrupted
 
 from featcache.loading import prefetch
 from featcache.loading.prefetch import LoopPace, Plan, Planned, Prefetch
+
+TraceFunction: TypeAlias = Callable[[FrameType, str, Any], Any]
 
 
 def plans(
@@ -185,6 +190,7 @@ def test_an_error_is_raised_in_its_place(threads: int) -> None:
 
 
 def test_closing_drops_what_is_not_begun_and_waits_for_what_is() -> None:
+    assert no_reading_threads()  # of other tests
     begun: list[int] = []
     go = threading.Event()
 
@@ -206,6 +212,43 @@ def test_closing_drops_what_is_not_begun_and_waits_for_what_is() -> None:
     assert begun == [0, 1]
     assert not [thread for thread in threading.enumerate() if thread.name == "featcache-loader"]
     assert list(results) == []
+
+
+def leave_at(line: int) -> bool:
+    """Leave an iteration in one of its threads, before the n-th line that they run after that."""
+
+    def slow(number: int) -> int:
+        time.sleep(0.001)
+        return number
+
+    results = Prefetch(plans(30, nbytes=4, run=slow), 2, 1000)
+    lines, is_begun, was_left = itertools.count(), threading.Event(), threading.Event()
+
+    def trace(frame: FrameType, event: str, arg: object) -> TraceFunction | None:
+        if frame.f_code.co_filename != prefetch.__file__:
+            return None
+        if event == "line" and is_begun.is_set() and next(lines) == line:
+            results.leave()
+            was_left.set()
+        return trace
+
+    threading.settrace(trace)
+    next(results)
+    is_begun.set()
+    threading.settrace(None)
+    assert no_reading_threads()
+    results.close()
+    return was_left.is_set()
+
+
+def test_an_iteration_may_be_left_at_any_line_of_its_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The garbage collector ends it in whatever thread makes the next object."""
+    errors: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    assert sum(map(leave_at, range(150))) > 100
+    assert not errors
 
 
 def test_plans_that_end_within_a_round_are_made() -> None:

@@ -15,6 +15,7 @@ from test_packed_sampler import utterances
 
 import featcache
 from featcache.errors import ConfigError, StateError
+from featcache.loading import Padded
 from featcache.samplers import Batches, BucketBatchSampler
 
 Shape = tuple[int, int]
@@ -79,6 +80,12 @@ def test_padded_batches_keep_to_the_limit(
 def test_an_efficiency_counts_what_is_padded_to() -> None:
     sampler = BucketBatchSampler([5, 5, 9, 9], batch_size=2, pad_to=[6, 12])
     assert sampler.padding_efficiency == pytest.approx(28 / 36)
+
+
+@pytest.mark.parametrize("pad_to", [100, [100, 200]])
+def test_a_batch_without_frames_has_a_shape_of_the_others(pad_to: int | list[int]) -> None:
+    assert Padded(pad_to).ends(np.array([0, 0])).tolist() == [0, 100, 200]
+    assert BucketBatchSampler([0, 0], batch_size=2, pad_to=pad_to).padding_efficiency == 0
 
 
 def test_long_utterances_come_in_smaller_batches_where_squares_count() -> None:
