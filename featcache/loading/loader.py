@@ -287,7 +287,8 @@ class FeatureLoader(Generic[T]):
             `featcache.interop.speechbrain.padded_batch`.
         threads: number of batches that are read side by side ahead; 0 reads each when it is asked
             for. One is enough for what is mapped from a local disk (a loop that does nothing
-            between batches reads, too); codecs, a `transform`, network file systems and
+            between batches reads, too, unless there is a `transform` or `collate`: these are called
+            by one thread at a time then); codecs, a slow `transform`, network file systems and
             `mapped=False` may want more.
         prefetch_bytes: most bytes of the batches that are read ahead and wait.
         pin_memory: read into memory that a GPU can copy from while the CPU goes on; by default for
@@ -370,7 +371,8 @@ class FeatureLoader(Generic[T]):
         self._allocate = pinned if is_pinned else partial(empty_tensor, self._memory)
         self._watchdog_s = watchdog_s
         self._running: weakref.WeakSet[Prefetch[T]] = weakref.WeakSet()
-        self._pace = LoopPace()
+        # one thread is one: functions of the user may not bear to be called by two at once
+        self._pace = LoopPace(may_be_beside=collate is None and not dataset.transforms)
         self._last = Handed()  # by the last iteration
         self._asked = 0, 0, 0  # of stores, before it
         self._ahead: weakref.WeakMethod[Callable[[], tuple[int, int]]] | None = None

@@ -97,9 +97,13 @@ class LoopPace:
     one that takes less time a byte is kept for a while. One that is busy may leave a thread no
     processor, or no lock: it makes some results itself, more of them each time that this is seen.
     What was seen outlives an iteration.
+
+    Args:
+        may_be_beside: whether jobs may run in the loop's thread and in another at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_be_beside: bool = True) -> None:
+        self._may_be_beside = may_be_beside
         self._at_once = 0  # requests, one after the other
         self._is_beside = False
         self._byte_s: dict[bool, float] = {}  # seconds a byte, of the last time in each way
@@ -145,7 +149,7 @@ class LoopPace:
 
     def got(self, seconds: float, nbytes: int) -> None:
         """Note how long a result took, from the one before it."""
-        if self._at_once <= QUICK or seconds == math.inf:
+        if not self._may_be_beside or self._at_once <= QUICK or seconds == math.inf:
             return
         if self._is_first:  # the thread may have been at one
             self._is_first = False

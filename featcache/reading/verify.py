@@ -303,7 +303,7 @@ def _in_threads(
 ) -> Iterator[Item]:
     """Yield what some work returns for each number, in order, done by a few threads.
 
-    An interrupt (Ctrl-C) waits for what they have begun, and for no more.
+    An interrupt (Ctrl-C) waits at most for what they have begun.
     """
     if len(numbers) < 2:  # a thread takes as long as a small file
         yield from map(work, numbers)

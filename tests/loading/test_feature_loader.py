@@ -177,6 +177,26 @@ def test_one_thread_works_for_an_iteration_and_for_one_that_was_left_before(cach
     assert most == 1
 
 
+@pytest.mark.parametrize("what", ["transform", "collate"])
+def test_one_thread_at_a_time_calls_functions_of_the_user(cache: Path, what: str) -> None:
+    inside, most = 0, 0
+
+    def not_reentrant(value: Any, rng: object = None) -> Any:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.0005)
+        inside -= 1
+        return value
+
+    functions: dict[str, Any] = {what: not_reentrant}
+    loader = FeatureLoader(cache, batch_sampler=BATCHES * 10, **functions)
+    for _ in range(3):  # as quickly as it goes: the loop's thread has nothing else to do
+        for _ in loader:
+            pass
+    assert most == 1
+
+
 def test_a_closed_loader_ends_its_iterations(cache: Path) -> None:
     assert no_reading_threads()  # of other tests
     loader = FeatureLoader(cache, batch_sampler=BATCHES, prefetch_bytes=4000)

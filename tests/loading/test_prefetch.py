@@ -338,6 +338,17 @@ def test_a_loop_with_nothing_else_to_do_goes_on_in_the_way_that_took_less_time(b
     assert taken.count(better != "beside") > 4 * prefetch.TRIED  # it is tried again and again
 
 
+def test_a_loop_that_may_not_work_beside_a_thread_works_in_its_place() -> None:
+    loop, beside, alone = LoopPace(may_be_beside=False), 0, 0
+    loop.asks(math.inf)
+    for number in range(2000):
+        loop.got(1.0, 10 + number % 7)
+        loop.asks(0.0)
+        beside, alone = beside + loop.is_beside, alone + loop.is_alone
+    assert not beside
+    assert alone > 1900
+
+
 def test_a_loop_that_pauses_is_no_loop_with_nothing_else_to_do() -> None:
     loop = LoopPace()
     for number in range(1000):
