@@ -72,8 +72,8 @@ def batch_of(
 
     A tensor of shape (frames, ...) with "<name>_lengths" beside it is laid out along axis 0, and
     its lengths are counted again, int64. Other tensors, arrays and numbers are stacked along a new
-    axis 0, all else is listed, and so are the keys that `listed` holds, unless `transform` made
-    tensors or arrays of them.
+    axis 0, all else is listed, and so are the keys that `listed` holds, unless they have lengths
+    beside them.
 
     Raises `FeatureError` for items whose keys or shapes do not fit each other.
 
@@ -96,7 +96,8 @@ def batch_of(
         name = key.removesuffix("_lengths")
         if name != key and name in arrays:
             continue  # comes with what it is of
-        if key not in arrays and (key in listed or not all(map(_is_number, values))):
+        is_listed = key in listed and f"{key}_lengths" not in items[0]
+        if is_listed or not (key in arrays or all(map(_is_number, values))):
             batch[key] = values
             continue
         tensors = list(map(_as_tensor, values))
@@ -123,10 +124,9 @@ def _is_number(value: object) -> bool:
 
 def _as_tensor(value: Any) -> torch.Tensor:
     if isinstance(value, np.ndarray):
-        native = value.dtype.newbyteorder("=")
-        is_reversed = min(value.strides, default=0) < 0
-        if is_reversed or value.dtype != native or not value.flags.writeable:  # not for torch
-            value = np.array(value, native)
+        native, flags = value.dtype.newbyteorder("="), value.flags
+        if not (flags.c_contiguous and flags.writeable and value.dtype == native):
+            value = np.array(value, native, order="C")  # not all others are for torch
     return torch.as_tensor(value)
 
 

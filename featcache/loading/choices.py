@@ -24,6 +24,7 @@ from featcache.tables.table import FeatureTable
 from featcache.tables.times import require_times
 
 UINT8 = np.dtype(np.uint8)
+HALF = 0.5 + 1e-6  # halves are rounded up, also where they come a little short
 Draw = tuple[int, int]  # seed and epoch
 Named = Mapping[str, Sequence[str]]
 
@@ -149,16 +150,20 @@ class Choices:
 
         Within the time that all features have frames of; those without any do not count.
         """
-        ends_s = [
-            np.where(wholes[name], begins_s[name] + wholes[name] * times.frame_s, np.inf)
-            for name, times in self._times.items()
+        have = [wholes[name] > 0 for name in self._times]
+        begin_s = [begins_s[name] for name in self._times]
+        end_s = [
+            begins_s[name] + wholes[name] * times.frame_s for name, times in self._times.items()
         ]
         coarse = max(self._times, key=lambda name: self._times[name].frame_s)
         frame_s = self._times[coarse].frame_s
-        from_s, until_s = np.max([*begins_s.values()], axis=0), np.min(ends_s, axis=0)
-        frames = np.rint((np.where(np.isinf(until_s), from_s, until_s) - from_s) / frame_s)
+        from_s = np.max(np.where(have, begin_s, -np.inf), axis=0)
+        until_s = np.min(np.where(have, end_s, np.inf), axis=0)
+        is_empty = np.isinf(from_s)  # none of its features has frames
+        from_s, until_s = (np.where(is_empty, begins_s[coarse], s) for s in (from_s, until_s))
+        frames = np.floor((until_s - from_s) / frame_s + HALF)
         places = np.maximum(frames - self._crop_frames[coarse], 0) + 1
-        first = np.rint((from_s - begins_s[coarse]) / frame_s)
+        first = np.floor((from_s - begins_s[coarse]) / frame_s + HALF)
         return np.asarray(begins_s[coarse] + (first + np.floor(shares * places)) * frame_s)
 
     def _begins_s(self, name: str, rows: Ints) -> Seconds64:
@@ -263,20 +268,29 @@ class Choices:
                     f"{name!r} is made of features of one dtype and shape, but {stored[0]!r} is "
                     f"{kinds[0][1]} {kinds[0][2]} and {each!r} {kind[1]} {kind[2]}"
                 )
-        times = [(each, table.selection.blocks.frame_times(each)) for each in stored]
-        known = [(each, found) for each, found in times if found is not None]
-        for each, found in known:
-            if found != known[0][1]:
-                raise ConfigError(
-                    f"{name!r} is made of features whose frames are at the same times, but "
-                    f"{known[0][0]!r} has {known[0][1]} and {each!r} {found}"
-                )
+
+    def require_same_times(self) -> None:
+        """Raise `ConfigError` where one of an item is made of features with frames of other times.
+
+        Cuts in seconds would be other seconds of each.
+        """
+        for name in filter(self.has_frames, {**self.variants, **self.layers}):
+            blocks = self._table.selection.blocks
+            times = [(each, blocks.frame_times(each)) for each in self.stored(name)]
+            for each, found in times:
+                if found != times[0][1]:
+                    raise ConfigError(
+                        f"{name!r} is made of features whose frames are at other times, so it "
+                        f"cannot be cut in seconds: {times[0][0]!r} has {times[0][1]} and {each!r} "
+                        f"{found}"
+                    )
 
     def _frames_of(self, random_crop_s: float) -> dict[str, int]:
         if not isinstance(random_crop_s, Real) or not 0 < random_crop_s < np.inf:
             raise ConfigError(
                 f"random_crop_s is a number of seconds above 0, not {random_crop_s!r}"
             )
+        self.require_same_times()
         blocks, frames = self._table.selection.blocks, {}
         for name in filter(self.has_frames, self.features):
             for stored in self.stored(name):

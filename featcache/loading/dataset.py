@@ -173,11 +173,11 @@ class FeatureDataset(Dataset[Item]):
         transform: called with each item and a generator, `transform(item, rng)`, returns an item.
             It runs where the reading runs. A tensor or array that it adds with "<name>_lengths"
             beside it is laid out as features are, other ones and numbers are stacked, the rest
-            listed, as annotations are that stay plain values. A note on its errors names the
-            utterance. The generator is `numpy.random.default_rng((seed, epoch, row))`: a row has
-            the same draw on any worker and rank, and after a resume. Seed and epoch are those of
-            the sampler that made a batch, where it is one of `featcache.samplers`, also in a
-            DataLoader; else those of this data set, whose `set_epoch` workers hear of that are
+            listed, as are annotations that a batch lists, without lengths. A note on its errors
+            names the utterance. The generator is `numpy.random.default_rng((seed, epoch, row))`: a
+            row has the same draw on any worker and rank, and after a resume. Seed and epoch are
+            those of the sampler that made a batch, where it is one of `featcache.samplers`, also in
+            a DataLoader; else those of this data set, whose `set_epoch` workers hear of that are
             started after it.
         seed: that of a batch whose sampler has none, and of single items.
         layout: how the utterances of a batch lie in the tensor of a feature with a time axis:
@@ -240,7 +240,7 @@ class FeatureDataset(Dataset[Item]):
             raise ConfigError(f"no feature is asked for; there are {known}")
         self._annotations = [annotations] if isinstance(annotations, str) else list(annotations)
         self._listed = {name for name in self._annotations if not self._stacked(name)}
-        _check_names([*wanted, *self._annotations])
+        _check_names([*wanted, *self._annotations], self.layout)
         self._transform = transform
         _tell_nothing(self.table)
         self._told = False  # that a mix is read without its plan
@@ -328,6 +328,8 @@ class FeatureDataset(Dataset[Item]):
         rows = self.table.numbers(keys)
         draw = getattr(indices, "draw", None)
         draw = draw or (self.seed, self.epoch if epoch is None else epoch)
+        if any(isinstance(part, Seconds | PartByRule) for part in parts):
+            self.choices.require_same_times()
         first_stored = {name: self.choices.stored(name)[0] for name in self.features}
         cuts = cuts_by_feature(self.table, [*first_stored.values()], rows, keys, parts)
         spans, ends, nbytes, filled = {}, {}, 0, 0
@@ -552,9 +554,10 @@ def _checked_arrays(arrays: Literal["torch", "numpy"], layout: Layout) -> Litera
     return arrays
 
 
-def _check_names(names: list[str]) -> None:
+def _check_names(names: list[str], layout: Layout) -> None:
+    kinds = BESIDE if isinstance(layout, Packed) else BESIDE[:1]
     for name in names:
-        beside = {f"{name}_{what}" for what in BESIDE}
+        beside = {f"{name}_{what}" for what in kinds}
         if name == "id" or beside.intersection(names) or names.count(name) > 1:
             raise ConfigError(f"{names!r}: an item has other uses for these names")
 

@@ -38,7 +38,8 @@ from featcache.loading.memory import (
     pinned,
     usable_device,
 )
-from featcache.loading.prefetch import Handed, LoopPace, Plan, Planned, Prefetch
+from featcache.loading.pace import LoopPace
+from featcache.loading.prefetch import Handed, Plan, Planned, Prefetch
 from featcache.reading.containers import Wanted
 from featcache.reading.opening import CachePath
 from featcache.samplers.epoch import EpochSampler, Iteration
@@ -412,7 +413,8 @@ class FeatureLoader(Generic[T]):
         )
 
     def __iter__(self) -> Iterator[T]:
-        for before in list(self._running):
+        began = time.perf_counter()
+        for before in self._iterations():
             if before.is_closed:
                 before.close()  # `threads` and `prefetch_bytes` hold for both together
         self.waited_s = 0.0
@@ -434,15 +436,15 @@ class FeatureLoader(Generic[T]):
         batches = prefetch if self._device is None else on_device(prefetch, self._device)
         try:
             while True:
-                began = time.perf_counter()
                 found = list(islice(batches, 1))
                 self.waited_s += time.perf_counter() - began
-                if not found:
-                    if not prefetch.is_closed:
-                        self._position.end()
+                if prefetch.is_closed or not found:
                     break
                 self._position.deliver()
                 yield found.pop()  # and keep nothing of it: its memory may be used again
+                began = time.perf_counter()
+            if not (found or prefetch.was_cut):
+                self._position.end()
         except GeneratorExit:  # by the garbage collector, perhaps, in a thread that others wait for
             prefetch.leave()
             raise
@@ -462,9 +464,20 @@ class FeatureLoader(Generic[T]):
         self._running = weakref.WeakSet()
 
     def close(self) -> None:
-        """End all iterations that are running, and wait for what is being read."""
-        for prefetch in list(self._running):
+        """End all iterations that are running, and wait for what is being read.
+
+        From another thread or a handler of a signal, too; the loop ends then as at its end, but the
+        state is that of the last batch that it got.
+        """
+        for prefetch in self._iterations():
             prefetch.close()
+
+    def _iterations(self) -> list[Prefetch[T]]:
+        while True:
+            try:
+                return list(self._running)
+            except RuntimeError:  # another thread begins one meanwhile
+                continue
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration, also for a batch sampler with `set_epoch`."""

@@ -17,16 +17,12 @@ from os import getpid
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from featcache.errors import ClosedError
+from featcache.loading.pace import LoopPace
 from featcache.reading.containers import Wanted
 
 MOST_AHEAD = 64
 PLANS_AHEAD = 4  # beside one for each thread: to take one from its iterator is quick
-HAND_OVER_S = 1e-4  # that a result takes from a thread to the loop, beside the work
-QUICK = 8  # such results one after the other, from which on a loop has nothing else to do
-TRIED, KEPT = 8, 256  # results that a loop takes in a way to try it, and then in the better one
-# results that a loop makes itself, until it is seen again whether a thread gets ahead: first,
-# and at most
-ALONE, MOST_ALONE = 30, 480
+LOOK_S = 0.1  # between looks whether it was closed, of one that waits
 R = TypeVar("R")
 
 
@@ -89,94 +85,16 @@ class Handed:
 Watch = Callable[[int, float], object]
 
 
-class LoopPace:
-    """The pace of a loop that takes results, and whether its own thread had better make them.
-
-    For one with nothing else to do two threads copy more than one, and each waits for Python's
-    lock: what is quicker depends on the machine and on the work. So both ways are tried, and the
-    one that takes less time a byte is kept for a while. One that is busy may leave a thread no
-    processor, or no lock: it makes some results itself, more of them each time that this is seen.
-    What was seen outlives an iteration.
-
-    Args:
-        may_be_beside: whether jobs may run in the loop's thread and in another at once.
-    """
-
-    def __init__(self, *, may_be_beside: bool = True) -> None:
-        self._may_be_beside = may_be_beside
-        self._at_once = 0  # requests, one after the other
-        self._is_beside = False
-        self._byte_s: dict[bool, float] = {}  # seconds a byte, of the last time in each way
-        self._left_alone, self._alone = 0, ALONE  # results that it makes itself: now, next time
-        self._is_left_alone = self._was_late = False
-        self._begin(TRIED, is_trial=True)
-
-    def _begin(self, results: int, *, is_trial: bool) -> None:
-        self._left, self._is_trial = results, is_trial
-        self._seconds, self._nbytes = 0.0, 0
-        self._is_first = True
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether the loop does the work, and no other thread."""
-        return self._is_left_alone or (self._at_once > QUICK and not self._is_beside)
-
-    @property
-    def is_beside(self) -> bool:
-        """Whether the loop works beside the thread."""
-        return self._at_once > QUICK and self._is_beside and not self._is_left_alone
-
-    def asks(self, step_s: float) -> None:
-        """Note for how long the loop did something else; infinitely before the first result."""
-        if step_s < HAND_OVER_S:
-            self._at_once += 1
-        elif step_s < math.inf:
-            self._at_once = 0
-        else:  # another iteration may be another loop: it is seen at once
-            self._left_alone = 0
-        self._is_left_alone = self._left_alone > 0
-        self._left_alone = max(self._left_alone - 1, 0)
-
-    def sees_thread(self, *, is_ahead: bool) -> None:
-        """Note whether a thread had a result by the time that it was asked for."""
-        if is_ahead:
-            self._alone, self._was_late = ALONE, False
-        elif not self._was_late:  # once it may be for anything
-            self._was_late = True
-        else:
-            self._left_alone = self._alone
-            self._alone = min(2 * self._alone, MOST_ALONE)
-
-    def got(self, seconds: float, nbytes: int) -> None:
-        """Note how long a result took, from the one before it."""
-        if not self._may_be_beside or self._at_once <= QUICK or seconds == math.inf:
-            return
-        if self._is_first:  # the thread may have been at one
-            self._is_first = False
-            return
-        self._left, self._seconds = self._left - 1, self._seconds + seconds
-        self._nbytes += nbytes
-        if self._left:
-            return
-        self._byte_s[self._is_beside] = self._seconds / max(self._nbytes, 1)
-        if self._is_trial and len(self._byte_s) == 2:
-            self._is_beside = self._byte_s[True] < self._byte_s[False]
-            self._begin(KEPT, is_trial=False)
-        else:
-            self._is_beside = not self._is_beside
-            self._begin(TRIED, is_trial=True)
-
-
 class Prefetch(Iterator[R]):
     """Iterator over the results of plans, in their order; threads work on the next ones meanwhile.
 
     Plans are taken from their iterator in the caller's thread, and carried out in the others: the
     job that a plan returns is done there when there is room for its result. Threads live only while
     there is something to do: an iteration that is left, by an exception or otherwise, leaves none
-    behind once the few jobs that were begun are done. A loop that asks again within `HAND_OVER_S`
-    has nothing to do meanwhile: it works beside the one thread, or in place of it, as `LoopPace`
-    finds. In place of it also where one thread does not get ahead, since the loop leaves it no
-    processor, or not Python's lock.
+    behind once the few jobs that were begun are done. A loop that asks again at once has nothing to
+    do meanwhile: it works beside the one thread, or in place of it, as `LoopPace` finds. In place
+    of it also where one thread does not get ahead, since the loop leaves it no processor, or not
+    Python's lock.
 
     Args:
         plans: each returns the bytes of its result, and the function that makes it.
@@ -231,16 +149,19 @@ class Prefetch(Iterator[R]):
         self._helps = False  # it works beside the other one
         self._busy = 0  # threads that look for more to do when they are done
         self._at_work: set[int] = set()  # idents of the threads that are at a plan or a job
-        # reentrant: the garbage collector may close an iteration in any thread, at any moment
-        self._state = threading.Condition(threading.RLock())
+        self._state = threading.Condition()
         _iterations.add(self)
-        # nothing is begun any more; nothing is being done any more
-        self._closed, self._is_over = _ending.is_set(), False
+        # nothing is begun any more, though there was more; nothing is being done any more
+        self._closed, self._was_cut, self._is_over = _ending.is_set(), False, False
+        self._inside: set[int] = set()  # idents of threads that ask for a result, or close it
 
     def __next__(self) -> R:
+        me = threading.get_ident()
+        self._inside.add(me)
         try:
             return self._next_result()
         finally:
+            self._inside.discard(me)
             if _ending.is_set():
                 _stop_thread()
 
@@ -311,7 +232,14 @@ class Prefetch(Iterator[R]):
         with self._watched(slot):
             if self._is_alone or self._helps:
                 self._work_here(slot)
-            return slot.result.result()
+            while True:
+                try:
+                    return slot.result.result(LOOK_S)
+                except TimeoutError:
+                    if slot.result.done():  # by now, or it is an error of the job
+                        return slot.result.result()
+                    if self._closed:
+                        raise CancelledError from None
 
     @contextmanager
     def _watched(self, slot: _Slot[R]) -> Iterator[None]:
@@ -334,8 +262,13 @@ class Prefetch(Iterator[R]):
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was left or closed: it gives no more, though there may have been more."""
+        """Whether it was left or closed, and gives no more."""
         return self._closed
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether it was left or closed before its end."""
+        return self._was_cut
 
     def leave(self) -> None:
         """Begin nothing more, without waiting for what has begun.
@@ -343,14 +276,29 @@ class Prefetch(Iterator[R]):
         It takes no lock and changes no list: the garbage collector may call it anywhere.
         """
         self.handed.end()
+        if not self._closed:
+            self._was_cut = self._plans is not None or bool(self._slots)
         self._closed = True
 
     def close(self) -> None:
-        """Drop what has not begun, and wait for what has."""
+        """Drop what has not begun, and wait for what has.
+
+        A handler of a signal, in a thread that asks for a result, cannot wait: what it interrupted
+        gives no more.
+        """
         if self._is_over or getpid() != self._process:
             return  # a fork has none of the threads, and one of them may have held the lock
         self.leave()
         me = threading.get_ident()
+        if me in self._inside:
+            return
+        self._inside.add(me)
+        try:
+            self._drop_and_wait(me)
+        finally:
+            self._inside.discard(me)
+
+    def _drop_and_wait(self, me: int) -> None:
         with self._state:
             self._plans = None
             for slot in (*self._to_plan, *self._to_do):
@@ -416,7 +364,12 @@ class Prefetch(Iterator[R]):
         taken, self._is_filling = -1, True
         while taken < self._taken and not slot.result.done():
             with self._state:
-                self._state.wait_for(lambda: slot.result.done() or not self._unplanned)
+                while not self._state.wait_for(
+                    lambda: slot.result.done() or not self._unplanned or self._closed, LOOK_S
+                ):
+                    pass
+            if self._closed:
+                break
             taken = self._taken
             self._take_plans()
         with self._state:

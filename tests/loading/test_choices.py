@@ -20,7 +20,6 @@ from featcache.reading.containers import Containers
 from featcache.samplers import BucketBatchSampler
 
 COUNT = 40
-TIMES = {"x": 0.01, "y": 0.02}
 VERSIONS = ["fbank", "fbank_v1", "fbank_v2"]
 LAYERS = ["ssl-6", "ssl-9"]
 
@@ -221,10 +220,14 @@ def test_crops_are_of_one_time_where_features_do_not_begin_together(
     assert np.ptp(starts) > (4 if is_cut else 6)  # of 5 and 8, and what they begin apart less
 
 
+@pytest.mark.parametrize("offset_s", [0.0, 5.0])
 def test_a_crop_of_an_utterance_without_frames_of_a_feature_comes_from_anywhere(
-    tmp_path: Path,
+    tmp_path: Path, offset_s: float
 ) -> None:
-    features = [FeatureStorageConfig(name, frame_s=frame_s) for name, frame_s in TIMES.items()]
+    features = [
+        FeatureStorageConfig("x", frame_s=0.01),
+        FeatureStorageConfig("y", frame_s=0.02, offset_s=offset_s),
+    ]
     with CacheWriter(tmp_path, features) as writer:
         for number in range(40):
             x, y = np.arange(1000, dtype="f4")[:, None], np.ones((0, 2), "f4")
@@ -232,6 +235,24 @@ def test_a_crop_of_an_utterance_without_frames_of_a_feature_comes_from_anywhere(
     items = FeatureDataset(tmp_path, random_crop_s=2)[:]
     assert {item["y_lengths"] for item in items} == {0}
     assert np.ptp([float(item["x"][0, 0]) for item in items]) > 500
+
+
+@pytest.mark.parametrize("lacking", [-1, 0, 1])
+def test_a_frame_more_or_less_at_the_end_changes_no_crop(tmp_path: Path, lacking: int) -> None:
+    features = [
+        FeatureStorageConfig("x", frame_s=0.01),
+        FeatureStorageConfig("y", frame_s=0.02),
+    ]
+    with CacheWriter(tmp_path, features) as writer:
+        for number in range(200, 300):
+            y = np.arange(number, dtype="f4")[:, None]
+            x = np.arange(2 * number - lacking, dtype="f4")[:, None]
+            writer.write(f"u{number:02}", {"x": x, "y": y})
+    alone = FeatureDataset(tmp_path, "y", random_crop_s=2)
+    both = FeatureDataset(tmp_path, random_crop_s=2)
+    for row in range(100):
+        np.testing.assert_array_equal(both[row]["y"], alone[row]["y"])
+        assert abs(float(both[row]["x"][0, 0]) - 2 * float(both[row]["y"][0, 0])) <= 1
 
 
 def test_shorter_utterances_are_whole(cache: Path) -> None:
@@ -283,8 +304,10 @@ def test_only_the_bytes_of_a_crop_are_read(cache: Path, monkeypatch: pytest.Monk
     ("options", "message"),
     [
         ({"variants": {"fbank": ["fbank", "speaker"]}}, "one dtype and shape"),
-        ({"variants": {"fbank": ["fbank", "ssl-6"]}}, "at the same times, but 'fbank' has"),
-        ({"layers": {"x": ["ssl-6", "fbank"]}}, "at the same times, but 'ssl-6' has"),
+        (
+            {"variants": {"fbank": ["fbank", "ssl-6"]}, "random_crop_s": 0.1},
+            "at other times, so it cannot be cut in seconds: 'fbank' has",
+        ),
         ({"layers": {"ssl": []}}, "name stored features"),
         ({"layers": {"ssl": ["ssl-6", "ssl-6"]}}, "each once"),
         ({"layers": {"speaker": LAYERS}}, "is a feature itself"),
@@ -299,6 +322,13 @@ def test_features_that_do_not_go_together_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         FeatureDataset(cache, **options)
+
+
+def test_versions_of_other_times_are_read_but_not_cut_in_seconds(cache: Path) -> None:
+    dataset = FeatureDataset(cache, [], variants={"x": ["fbank", "ssl-6"]})
+    assert {len(item["x"]) for item in dataset[:20]} > {30, 10}
+    with pytest.raises(ConfigError, match="'x' is made of features whose frames are at other"):
+        dataset["u03", featcache.Seconds(0.04, 0.1)]
 
 
 def test_layers_of_other_lengths_are_refused_by_id(cache: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import signal
+import sys
 import threading
 import time
 import weakref
@@ -224,6 +226,82 @@ def test_a_loader_that_is_closed_within_an_epoch_goes_on_behind_the_last_batch(
     assert sorted(seen + ids_of(resumed)) == sorted(id_of(number) for number in range(40))
     assert len(ids_of(loader)) == 40
     assert loader.epoch == 0
+
+
+@pytest.mark.parametrize("how", [{"batch_size": 3}, {"batch_sampler": BATCHES}])
+def test_a_loader_that_is_closed_at_the_end_of_each_epoch_goes_on_to_the_next(
+    cache: Path, how: dict[str, Any]
+) -> None:
+    loader = FeatureLoader(cache, **how)
+    epochs = []
+    for _ in range(3):
+        for step, _ in enumerate(loader, 1):
+            epochs.append(loader.epoch)
+            if step == len(loader):
+                loader.close()
+    assert epochs == [epoch for epoch in range(3) for _ in range(len(loader))]
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_a_closed_iteration_gives_no_more_and_counts_no_more(
+    cache: Path, device: str | None
+) -> None:
+    loader = FeatureLoader(cache, batch_sampler=BATCHES, device=device)
+    left = iter(loader)
+    next(left)
+    next(left)
+    loader.close()
+    batches = iter(loader)
+    next(batches)
+    assert list(left) == []
+    assert loader.metrics()["step"] == 1
+    assert len(list(batches)) == len(BATCHES) - 1
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_a_loader_may_be_closed_by_a_handler_of_a_signal(cache: Path, threads: int) -> None:
+    chance, loader = np.random.default_rng(threads), FeatureLoader(cache, batch_size=1)
+    before = signal.signal(signal.SIGALRM, lambda *_: loader.close())
+    closed, every_id = 0, ids_of(loader)
+    try:
+        for _ in range(300):
+            loader = FeatureLoader(cache, batch_size=1, threads=threads)
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 8e-3))
+            seen = ids_of(loader)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            resumed = FeatureLoader(cache, batch_size=1, threads=threads)
+            resumed.load_state_dict(loader.state_dict())
+            rest = ids_of(resumed) if len(seen) < 40 else []
+            assert seen + rest == every_id
+            closed += len(rest) > 0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert closed > 20
+
+
+def test_threads_may_share_a_loader_that_each_looks_into(cache: Path) -> None:
+    loader, errors = FeatureLoader(cache, batch_sampler=BATCHES), []
+    interval = sys.getswitchinterval()
+
+    def look() -> None:
+        try:
+            for _ in range(200):
+                next(iter(loader))
+        except RuntimeError as error:
+            errors.append(error)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=look) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors
 
 
 def test_an_error_in_the_training_loop_leaves_no_thread(cache: Path) -> None:

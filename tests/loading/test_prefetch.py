@@ -19,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interrupts import Interrupt, interrupted
 
-from featcache.loading import prefetch
-from featcache.loading.prefetch import LoopPace, Plan, Planned, Prefetch
+from featcache.loading import pace, prefetch
+from featcache.loading.pace import LoopPace
+from featcache.loading.prefetch import Plan, Planned, Prefetch
 
 TraceFunction: TypeAlias = Callable[[FrameType, str, Any], Any]
 
@@ -331,11 +332,11 @@ def test_a_loop_with_nothing_else_to_do_goes_on_in_the_way_that_took_less_time(b
     for number in range(2000):
         nbytes = 10 + number % 7
         taken.append(loop.is_beside)
-        assert loop.is_beside + loop.is_alone == (number > prefetch.QUICK)
+        assert loop.is_beside + loop.is_alone == (number > pace.QUICK)
         loop.got(nbytes * (2.0 if loop.is_beside is (better == "alone") else 1.0), nbytes)
         loop.asks(0.0)
     assert taken.count(better == "beside") > 1900
-    assert taken.count(better != "beside") > 4 * prefetch.TRIED  # it is tried again and again
+    assert taken.count(better != "beside") > 4 * pace.TRIED  # it is tried again and again
 
 
 def test_a_loop_that_may_not_work_beside_a_thread_works_in_its_place() -> None:
@@ -359,23 +360,23 @@ def test_a_loop_that_pauses_is_no_loop_with_nothing_else_to_do() -> None:
 
 
 def test_a_loop_that_a_thread_never_gets_ahead_of_looks_for_it_less_and_less_often() -> None:
-    pace, alone = LoopPace(), []
+    loop, alone = LoopPace(), []
     for _ in range(3000):
-        pace.asks(1.0)
-        alone.append(pace.is_alone)
-        if not pace.is_alone:
-            pace.sees_thread(is_ahead=False)
+        loop.asks(1.0)
+        alone.append(loop.is_alone)
+        if not loop.is_alone:
+            loop.sees_thread(is_ahead=False)
     assert alone.count(False) < 12
-    pace.asks(math.inf)  # another iteration, whose loop may be another one
-    assert not pace.is_alone
-    pace.sees_thread(is_ahead=True)
+    loop.asks(math.inf)  # another iteration, whose loop may be another one
+    assert not loop.is_alone
+    loop.sees_thread(is_ahead=True)
     for times_late in (1, 2):
-        pace.sees_thread(is_ahead=False)
+        loop.sees_thread(is_ahead=False)
         alone.clear()
         for _ in range(40):
-            pace.asks(1.0)
-            alone.append(pace.is_alone)
-        assert alone.count(True) == (prefetch.ALONE if times_late == 2 else 0)
+            loop.asks(1.0)
+            alone.append(loop.is_alone)
+        assert alone.count(True) == (pace.ALONE if times_late == 2 else 0)
 
 
 def test_a_loop_with_nothing_else_to_do_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,7 +385,7 @@ def test_a_loop_with_nothing_else_to_do_needs_no_thread(monkeypatch: pytest.Monk
     def done_in(number: int) -> int:
         return threading.get_ident()
 
-    monkeypatch.setattr(prefetch, "HAND_OVER_S", math.inf)  # any loop is quicker
+    monkeypatch.setattr(pace, "HAND_OVER_S", math.inf)  # any loop is quicker
     found = [*Prefetch(plans(60, run=done_in), 1, 1, pace=Always(is_beside=False))]
     assert loop not in found[:8]
     assert set(found[20:]) == {loop}
@@ -394,8 +395,8 @@ def test_a_loop_with_nothing_else_to_do_needs_no_thread(monkeypatch: pytest.Monk
 def test_a_loop_with_nothing_else_to_do_works_beside_the_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prefetch, "HAND_OVER_S", math.inf)
-    monkeypatch.setattr(prefetch, "QUICK", 0)
+    monkeypatch.setattr(pace, "HAND_OVER_S", math.inf)
+    monkeypatch.setattr(pace, "QUICK", 0)
     both, done_in = threading.Barrier(2), list[int]()
 
     def together(number: int) -> int:
@@ -416,8 +417,8 @@ def test_a_loop_with_nothing_else_to_do_works_beside_the_thread(
 def test_a_loop_may_be_quick_now_and_slow_then(
     seed: int, is_beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "HAND_OVER_S", 0.001)
-    monkeypatch.setattr(prefetch, "QUICK", 1)
+    monkeypatch.setattr(pace, "HAND_OVER_S", 0.001)
+    monkeypatch.setattr(pace, "QUICK", 1)
     random = np.random.default_rng(seed)
     at_work, most = [0], [0]
 
@@ -452,8 +453,8 @@ def test_a_loop_that_does_work_itself_goes_on_after_an_interrupt_at_any_line(
     is_beside: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prefetch, "HAND_OVER_S", math.inf)
-    monkeypatch.setattr(prefetch, "QUICK", 0)
+    monkeypatch.setattr(pace, "HAND_OVER_S", math.inf)
+    monkeypatch.setattr(pace, "QUICK", 0)
     line, is_over = 0, False
     while not is_over:
         line += 1
@@ -478,8 +479,8 @@ def test_a_loop_that_does_work_itself_goes_on_after_an_interrupt_at_any_line(
 def test_a_quick_loop_that_is_closed_by_another_thread_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prefetch, "HAND_OVER_S", math.inf)
-    monkeypatch.setattr(prefetch, "QUICK", 0)
+    monkeypatch.setattr(pace, "HAND_OVER_S", math.inf)
+    monkeypatch.setattr(pace, "QUICK", 0)
     begun = threading.Event()
 
     def slow(number: int) -> int:
@@ -504,8 +505,8 @@ def test_a_quick_loop_that_is_closed_by_another_thread_ends(
 def test_a_watchdog_tells_while_a_result_is_late_in_any_thread(
     threads: int, quick: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "HAND_OVER_S", math.inf)
-    monkeypatch.setattr(prefetch, "QUICK", quick)
+    monkeypatch.setattr(pace, "HAND_OVER_S", math.inf)
+    monkeypatch.setattr(pace, "QUICK", quick)
     told: list[int] = []
     at: list[int] = []
 
