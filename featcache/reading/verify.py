@@ -10,6 +10,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -57,7 +58,7 @@ from featcache.reading.shell import RemoteCache
 from featcache.remote import Locks
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 # Errors of reading that are damage, and not a lack of rights, of open files or of memory.
 
@@ -292,30 +293,31 @@ def _wrong_pages(file: _Opened, pages: Pages, tell: Tell) -> Ints:
         return _wrong_from(file, first, pages[first : first + _PAGES_AT_ONCE])
 
     starts = range(0, len(pages), _PAGES_AT_ONCE)
-    for first, found in zip(starts, _in_threads(compare, starts, file.threads), strict=True):
-        wrong += found
-        tell(max(min(_PAGES_AT_ONCE * PAGE_BYTES, file.size - first * PAGE_BYTES), 0))
+    # one stretch is read while a thread begins; none reads the file any more when it is closed
+    with pool_of(file.threads) if len(starts) > 1 else nullcontext() as pool:
+        for first, found in zip(starts, _ahead(compare, starts, pool, file.threads), strict=True):
+            wrong += found
+            tell(max(min(_PAGES_AT_ONCE * PAGE_BYTES, file.size - first * PAGE_BYTES), 0))
     return np.array(wrong, np.int64)
 
 
-def _in_threads(
-    work: Callable[[int], Item], numbers: Sequence[int], threads: int
+def _ahead(
+    work: Callable[[int], Item],
+    numbers: Sequence[int],
+    pool: ThreadPoolExecutor | None,
+    threads: int,
 ) -> Iterator[Item]:
-    """Yield what some work returns for each number, in order, done by a few threads.
-
-    An interrupt (Ctrl-C) waits at most for what they have begun.
-    """
-    if len(numbers) < 2:  # a thread takes as long as a small file
+    """Yield what some work returns for each number, in order, done by a few threads if any."""
+    if pool is None:
         yield from map(work, numbers)
         return
     coming: deque[Future[Item]] = deque()
-    with pool_of(threads) as pool:
-        for number in numbers:
-            coming.append(pool.submit(work, number))
-            if len(coming) > threads:
-                yield coming.popleft().result()
-        while coming:
+    for number in numbers:
+        coming.append(pool.submit(work, number))
+        if len(coming) > threads:
             yield coming.popleft().result()
+    while coming:
+        yield coming.popleft().result()
 
 
 def _wrong_from(file: _Opened, first: int, expected: Pages) -> list[int]:
@@ -484,9 +486,8 @@ def container_damage(
         return None
 
     some = range(len(columns)) if numbers is None else numbers
-    there = containers.is_remote
-    found = _in_threads(damage, some, _ASKED_AT_ONCE) if there else map(damage, some)
-    yield from filter(None, found)
+    with pool_of(_ASKED_AT_ONCE) if containers.is_remote else nullcontext() as pool:
+        yield from filter(None, _ahead(damage, some, pool, _ASKED_AT_ONCE))
 
 
 def _unmapped(

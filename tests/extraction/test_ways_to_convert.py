@@ -12,6 +12,7 @@ import sqlite3
 import struct
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def text_archive(at: Path) -> Made:
 
 
 def database(at: Path) -> Made:
-    with sqlite3.connect(at / "all.db") as db:
+    with closing(sqlite3.connect(at / "all.db")) as db, db:
         db.execute("create table feats (utt text, dur real, data blob)")
         for id, array in MEL.items():
             file = io.BytesIO()
