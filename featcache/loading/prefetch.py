@@ -157,8 +157,8 @@ class Prefetch(Iterator[R]):
 
     def __next__(self) -> R:
         me = threading.get_ident()
-        self._inside.add(me)
         try:
+            self._inside.add(me)
             return self._next_result()
         finally:
             self._inside.discard(me)
@@ -292,8 +292,8 @@ class Prefetch(Iterator[R]):
         me = threading.get_ident()
         if me in self._inside:
             return
-        self._inside.add(me)
         try:
+            self._inside.add(me)
             self._drop_and_wait(me)
         finally:
             self._inside.discard(me)
