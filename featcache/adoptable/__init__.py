@@ -110,7 +110,8 @@ class SourceFile(io.RawIOBase):
             except FeatcacheError as error:
                 self._error = error
                 raise
-        buffer[count:] = bytes(len(buffer) - count)
+        if lacking := len(buffer) - count:  # h5py 3.11 puts no empty bytes into its buffer
+            buffer[count:] = bytes(lacking)
         self._at += count
         return count
 
