@@ -6,7 +6,6 @@ import gc
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 import weakref
@@ -265,7 +264,7 @@ def test_a_loader_may_be_closed_by_a_handler_of_a_signal(cache: Path, threads: i
     before = signal.signal(signal.SIGALRM, lambda *_: loader.close())
     closed, every_id = 0, ids_of(loader)
     try:
-        for _ in range(300):
+        for _ in range(150):
             loader = FeatureLoader(cache, batch_size=1, threads=threads)
             signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 8e-3))
             seen = ids_of(loader)
@@ -278,30 +277,23 @@ def test_a_loader_may_be_closed_by_a_handler_of_a_signal(cache: Path, threads: i
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert closed > 20
+    assert closed > 10
 
 
-def test_threads_may_share_a_loader_that_each_looks_into(cache: Path) -> None:
-    loader, errors = FeatureLoader(cache, batch_sampler=BATCHES), []
-    interval = sys.getswitchinterval()
+def test_an_iteration_that_another_thread_begins_meanwhile_stops_nobody(cache: Path) -> None:
+    class Changed(weakref.WeakSet[Any]):
+        looks = 0
 
-    def look() -> None:
-        try:
-            for _ in range(200):
-                next(iter(loader))
-        except RuntimeError as error:
-            errors.append(error)
+        def __iter__(self) -> Iterator[Any]:
+            Changed.looks += 1
+            if Changed.looks == 1:
+                raise RuntimeError("Set changed size during iteration")
+            return super().__iter__()
 
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=look) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert not errors
+    loader = FeatureLoader(cache, batch_sampler=BATCHES)
+    loader._running = Changed()
+    assert len(ids_of(loader)) == 40
+    assert Changed.looks > 1
 
 
 def test_an_error_in_the_training_loop_leaves_no_thread(cache: Path) -> None:
