@@ -372,7 +372,6 @@ class FeatureLoader(Generic[T]):
         self._allocate = pinned if is_pinned else partial(empty_tensor, self._memory)
         self._watchdog_s = watchdog_s
         self._running: weakref.WeakSet[Prefetch[T]] = weakref.WeakSet()
-        # one thread is one: functions of the user may not bear to be called by two at once
         self._pace = LoopPace(may_be_beside=collate is None and not dataset.transforms)
         self._last = Handed()  # by the last iteration
         self._asked = 0, 0, 0  # of stores, before it

@@ -22,7 +22,8 @@ class LoopPace:
     What was seen outlives an iteration.
 
     Args:
-        may_be_beside: whether jobs may run in the loop's thread and in another at once.
+        may_be_beside: whether jobs may run in the loop's thread and in another at once; functions
+            of the user may not bear that.
     """
 
     def __init__(self, *, may_be_beside: bool = True) -> None:

@@ -160,42 +160,38 @@ def test_a_closed_iterator_begins_nothing_more(cache: Path) -> None:
     assert len(begun) < 20
 
 
+class NotReentrant:
+    """A function that returns what it gets, and counts how many threads call it at once."""
+
+    def __init__(self) -> None:
+        self.inside = self.most = 0
+
+    def __call__(self, value: Any, rng: object = None) -> Any:
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        time.sleep(0.0005)
+        self.inside -= 1
+        return value
+
+
 def test_one_thread_works_for_an_iteration_and_for_one_that_was_left_before(cache: Path) -> None:
-    inside, most = 0, 0
-
-    def not_reentrant(item: dict[str, Any], rng: object) -> dict[str, Any]:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
-        time.sleep(0.002)
-        inside -= 1
-        return item
-
-    loader = FeatureLoader(cache, batch_sampler=BATCHES, threads=1, transform=not_reentrant)
-    for _ in range(10):
+    function = NotReentrant()
+    loader = FeatureLoader(cache, batch_sampler=BATCHES, threads=1, transform=function)
+    for _ in range(20):
         for _ in loader:
             break
-    assert most == 1
+    assert function.most == 1
 
 
 @pytest.mark.parametrize("what", ["transform", "collate"])
 def test_one_thread_at_a_time_calls_functions_of_the_user(cache: Path, what: str) -> None:
-    inside, most = 0, 0
-
-    def not_reentrant(value: Any, rng: object = None) -> Any:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
-        time.sleep(0.0005)
-        inside -= 1
-        return value
-
-    functions: dict[str, Any] = {what: not_reentrant}
+    function = NotReentrant()
+    functions: dict[str, Any] = {what: function}
     loader = FeatureLoader(cache, batch_sampler=BATCHES * 10, **functions)
     for _ in range(3):  # as quickly as it goes: the loop's thread has nothing else to do
         for _ in loader:
             pass
-    assert most == 1
+    assert function.most == 1
 
 
 def test_a_closed_loader_ends_its_iterations(cache: Path) -> None:
