@@ -139,8 +139,9 @@ class WeightedSource:
     @classmethod
     def of(cls, weights: NDArray[np.float64], taken: int) -> WeightedSource:
         """Give each utterance its piece of the line."""
-        sums = np.cumsum(weights)
-        ends = np.floor(sums / sums[-1] * (taken << TICK_BITS)).astype(np.int64)
+        # summed as whole numbers, so that rows of equal weights have equal pieces
+        sums = np.cumsum(np.rint(weights / _sum(weights) * 2.0**62).astype(np.int64))
+        ends = np.rint(sums / sums[-1] * (taken << TICK_BITS)).astype(np.int64)
         ends[np.flatnonzero(weights)[-1] :] = taken << TICK_BITS
         return cls(SharedArray(ends), taken)
 
@@ -158,6 +159,24 @@ class WeightedSource:
         pieces = np.diff(self._ends.values, prepend=0)
         return ends_of(-(-pieces >> TICK_BITS))
 
+    @cached_property
+    def _guide(self) -> tuple[int, Ints]:
+        """Bits of equal steps along the line, and the utterance at the begin of each."""
+        bits = TICK_BITS + max(self.taken // len(self._ends.values), 1).bit_length()
+        begins = np.arange((self.taken << TICK_BITS >> bits) + 2) << bits
+        return bits, self._ends.values.searchsorted(begins, side="right")
+
+    def _utterances_at(self, points: Ints) -> Ints:
+        """Return the utterances that have these points: `searchsorted`, among few each."""
+        bits, guide = self._guide
+        ends, steps = self._ends.values, points >> bits
+        found: Ints = guide[steps]
+        width = 1 << int((guide[steps + 1] - found).max(initial=0)).bit_length()
+        while width := width >> 1:
+            last = np.minimum(found + width, len(ends)) - 1
+            found = np.where(ends[last] <= points, last + 1, found)
+        return found
+
     @property
     def digest(self) -> str:
         """A digest of what the rows of an epoch depend on."""
@@ -170,7 +189,7 @@ class WeightedSource:
         ticks = Order(self.taken, drawn(key, "epoch", epoch)).at(places)
         back = np.argsort(ticks)  # what ascends is found several times as fast
         ticks = ticks[back]
-        utterances = ends.searchsorted((ticks << TICK_BITS) + offset, side="right")
+        utterances = self._utterances_at((ticks << TICK_BITS) + offset)
         begins = np.where(utterances > 0, ends[utterances - 1], 0)
         first_ticks = np.maximum(-((offset - begins) >> TICK_BITS), 0)
         rows = np.empty_like(ticks)

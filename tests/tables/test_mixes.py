@@ -92,6 +92,16 @@ def test_weighted_rows_come_as_often_as_their_weights_say(
     assert not total[array == 0].any()
 
 
+@pytest.mark.parametrize("weight", [1, 0.1, 1 / 3, 7e-9])
+@pytest.mark.parametrize("count", [7, 100, 10_000, 300_000])
+def test_rows_of_equal_weights_have_as_many_rows_as_an_epoch_takes_of_each(
+    weight: float, count: int
+) -> None:
+    for times in (1, 2):
+        source = WeightedSource.of(np.full(count, weight), times * count)
+        assert set(source.copies.tolist()) == {times}
+
+
 @given(
     taken=st.lists(st.integers(1, 3000), min_size=2, max_size=5).filter(lambda t: sum(t) > 1000),
     epoch=st.integers(0, 3),
