@@ -20,7 +20,7 @@ from featcache.errors import ConfigError
 from featcache.interface import Ints
 from featcache.samplers.batches import SPARE
 from featcache.samplers.by_length import LengthsLike, SamplerByLength, longest_of
-from featcache.samplers.epoch import GROUP_SIZES, State, shuffled_in_groups
+from featcache.samplers.epoch import State, group_size, shuffled_in_groups
 from featcache.tables import drawn, orders, share_of, stable_order
 
 # Lengths that batches are padded to: few of them, for what is compiled for each shape.
@@ -248,7 +248,7 @@ class BucketBatchSampler(SamplerByLength):
             axis: frames times the numbers of a frame, which a cache knows; of arrays of lengths a
             frame counts as one.
         batch_size: the most utterances in a batch; one of the three limits is needed.
-        quadratic_frames: counts an utterance of n frames as n + n * n / quadratic_frames for
+        quadratic_frames: counts an utterance of n frames as n + n * n // quadratic_frames for
             `max_frames`: batches of long utterances become smaller, as attention wants it.
         pad_to: lengths that batches are padded to, of few shapes for what is compiled: a list, the
             shortest first, or a number whose multiples are meant. Each batch then has as many
@@ -268,7 +268,6 @@ class BucketBatchSampler(SamplerByLength):
     """
 
     one_in = SPARE
-    group = GROUP_SIZES[-1]  # so that those of all windows begin where a step of the ranks does
 
     def __init__(
         self,
@@ -379,6 +378,9 @@ class BucketBatchSampler(SamplerByLength):
         longest = self._of.longest[rows]
         order = stable_order(longest)
         return rows[order], self._cut(rows[order], phase, longest[order])
+
+    def _group_size(self, count: int) -> int:
+        return group_size(count)
 
     def _order(self, count: int, key: int) -> Ints:
         return shuffled_in_groups(count, key)

@@ -254,14 +254,12 @@ class SamplerByLength(EpochSampler):
 
     Attributes:
         one_in: an epoch may have one more in so many batches than epoch 0.
-        group: the number of batches of a window is a multiple of it.
         table: the table that the utterances are of, where there is one.
         shuffle: whether epochs are drawn at random.
         too_long: row numbers of utterances that are left out.
     """
 
     one_in: int
-    group = 1
 
     def __init__(
         self,
@@ -371,6 +369,13 @@ class SamplerByLength(EpochSampler):
     def _order(self, count: int, key: int) -> Ints:
         """Return the numbers of so many batches in random order."""
 
+    def _group_size(self, count: int) -> int:
+        """Return a size of groups: so many batches of a window are rounded up to some of these.
+
+        Groups of all windows then begin where a step of the ranks does.
+        """
+        return 1
+
     def _spare(self, usual: int, rows: Ints) -> int:
         """Return how many batches more than these an epoch may have."""
         plan = self._of.plan
@@ -384,7 +389,8 @@ class SamplerByLength(EpochSampler):
         rows, ends = self._cut_window(order[: self._number // self._windows], None)
         usual = len(ends) - 1
         spare = spare_batches(usual, self._costs(rows), DEVIATIONS, one_in=self.one_in) + 1
-        return min(-(-(usual + spare) // self.group) * self.group, len(rows))
+        group = self._group_size(usual + spare)
+        return min(-(-(usual + spare) // group) * group, len(rows))
 
     def _window(self, epoch: int, rows: Ints, number: int, count: int) -> Batches:
         """Return the batches of a window in random order."""

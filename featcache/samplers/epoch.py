@@ -187,18 +187,26 @@ def share_out(ends: Ints, position: int, world_size: int, drop_last: bool) -> In
     return np.concatenate([rest[: first + 1], *cuts])
 
 
+def group_size(count: int) -> int:
+    """Return how many of so many batches make a group.
+
+    At most the square root of `count`: larger groups leave little to shuffle, smaller ones give few
+    ranks batches that are alike.
+    """
+    return max(size for size in GROUP_SIZES if size * size <= max(count, 1))
+
+
 def shuffled_in_groups(count: int, key: int) -> Ints:
     """Return the numbers below `count` in random order: groups of neighbours, each shuffled, too.
 
-    The size of a group depends on `count` alone, so that any number of ranks sees one order. It is
-    at most the square root of `count`: larger groups leave little to shuffle, smaller ones give few
-    ranks batches that are alike. Numbers that fill no group (6 here) come last, so that all groups
-    begin at a multiple of their size.
+    The size of a group depends on `count` alone, so that any number of ranks sees one order.
+    Numbers that fill no group (6 here) come last, so that all groups begin at a multiple of their
+    size.
 
     >>> shuffled_in_groups(9, key=5).tolist()
     [2, 3, 5, 4, 7, 6, 1, 0, 8]
     """
-    size = max(size for size in GROUP_SIZES if size * size <= max(count, 1))
+    size = group_size(count)
     groups, over = divmod(count, size)
     begin = (drawn(key, "begin") * (groups + 1) >> 64) * size
     order = np.arange(count)

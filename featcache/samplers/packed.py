@@ -41,7 +41,7 @@ class PackedBatchSampler(SamplerByLength):
         ids: the utterances that `lengths` are of, in their order; of a cache those to take. Batches
             then hold ids.
         batch_size: the most utterances in a batch.
-        quadratic_frames: counts an utterance of n frames as n + n * n / quadratic_frames, so that
+        quadratic_frames: counts an utterance of n frames as n + n * n // quadratic_frames, so that
             batches take attention about the same time.
         window: utterances, in the order drawn, that are packed together. What is in the least full
             batches of a window is packed again with that of other windows.

@@ -184,3 +184,10 @@ def test_packed_batches_of_windows_are_about_as_full_as_those_of_one() -> None:
     assert len(list(sampler)) == len(sampler)
     # as many more batches as a window of 750 may need: of 262,144 they are one in a hundred
     assert sampler.fill > 0.75
+
+
+def test_windows_of_few_batches_are_not_cut_into_many() -> None:
+    sampler = sampler_of(max_frames=12_000)
+    # those of a few large batches have some more, for windows of longer utterances, not 48 each
+    assert len(sampler) < 1.7 * LENGTHS.sum() / 12_000
+    assert len(list(sampler)) == len(sampler)
