@@ -152,19 +152,21 @@ class Choices:
         """
         have = [wholes[name] > 0 for name in self._times]
         begin_s = [begins_s[name] for name in self._times]
-        end_s = [
-            begins_s[name] + wholes[name] * times.frame_s for name, times in self._times.items()
+        last_s = [  # begin of a crop that goes to the end
+            begins_s[name] + np.maximum(wholes[name] - self._crop_frames[name], 0) * times.frame_s
+            for name, times in self._times.items()
         ]
         coarse = max(self._times, key=lambda name: self._times[name].frame_s)
-        frame_s = self._times[coarse].frame_s
+        zero_s, frame_s = begins_s[coarse], self._times[coarse].frame_s
         from_s = np.max(np.where(have, begin_s, -np.inf), axis=0)
-        until_s = np.min(np.where(have, end_s, np.inf), axis=0)
+        to_s = np.min(np.where(have, last_s, np.inf), axis=0)
         is_empty = np.isinf(from_s)  # none of its features has frames
-        from_s, until_s = (np.where(is_empty, begins_s[coarse], s) for s in (from_s, until_s))
-        frames = np.floor((until_s - from_s) / frame_s + HALF)
-        places = np.maximum(frames - self._crop_frames[coarse], 0) + 1
-        first = np.floor((from_s - begins_s[coarse]) / frame_s + HALF)
-        return np.asarray(begins_s[coarse] + (first + np.floor(shares * places)) * frame_s)
+        first, last = (
+            np.floor((np.where(is_empty, zero_s, s) - zero_s) / frame_s + HALF)
+            for s in (from_s, to_s)
+        )
+        places = np.maximum(last - first, 0) + 1
+        return np.asarray(zero_s + (first + np.floor(shares * places)) * frame_s)
 
     def _begins_s(self, name: str, rows: Ints) -> Seconds64:
         """Return the time at which the first frame of each row begins."""

@@ -192,6 +192,7 @@ class FeatureDataset(Dataset[Item]):
             (frames, layers, *dims).
         random_crop_s: seconds of an utterance, at a random time by seed, epoch and row, of which
             all features have the frames; no other bytes are read. Shorter utterances are whole.
+            Where features have less time than that in common, they may begin at other times.
             Samplers that are made from the data set know the lengths of crops.
         allow_incomplete: also read caches that their writer has not finished.
 

@@ -255,6 +255,40 @@ def test_a_frame_more_or_less_at_the_end_changes_no_crop(tmp_path: Path, lacking
         assert abs(float(both[row]["x"][0, 0]) - 2 * float(both[row]["y"][0, 0])) <= 1
 
 
+@pytest.mark.parametrize(
+    ("x", "y", "crop_s"),
+    [
+        ((0.01, 0, 100), (0.016, 0, 63), 1.0),
+        ((0.01, 0, 810), (0.08, -0.04, 100), 0.8),
+        ((0.01, 0, 96), (0.08, 0, 12), 0.92),
+    ],
+)
+def test_a_crop_that_goes_to_the_end_of_one_feature_is_in_step_with_the_others(
+    tmp_path: Path,
+    x: tuple[float, float, int],
+    y: tuple[float, float, int],
+    crop_s: float,
+) -> None:
+    times = {"x": x, "y": y}
+    features = [
+        FeatureStorageConfig(name, "float64", frame_s=frame_s, offset_s=offset_s)
+        for name, (frame_s, offset_s, _) in times.items()
+    ]
+    arrays = {
+        name: (offset_s + frame_s * np.arange(frames))[:, None]
+        for name, (frame_s, offset_s, frames) in times.items()
+    }
+    with CacheWriter(tmp_path, features) as writer:
+        for number in range(300):
+            writer.write(f"u{number:03}", arrays)
+    dataset = FeatureDataset(tmp_path, random_crop_s=crop_s)
+    for epoch in range(3):
+        dataset.set_epoch(epoch)
+        batch = dataset.__getitems__([*range(300)])
+        apart = (batch["x"][:, 0, 0] - batch["y"][:, 0, 0]).abs()
+        assert float(apart.max()) <= y[0] / 2 + 1e-9
+
+
 def test_shorter_utterances_are_whole(cache: Path) -> None:
     item = FeatureDataset(cache, "fbank", random_crop_s=9)["u05"]
     np.testing.assert_array_equal(item["fbank"], arrays_of(5)["fbank"])
