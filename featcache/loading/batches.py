@@ -73,7 +73,7 @@ def batch_of(
     A tensor of shape (frames, ...) with "<name>_lengths" beside it is laid out along axis 0, and
     its lengths are counted again, int64. Other tensors, arrays and numbers are stacked along a new
     axis 0, all else is listed, and so are the keys that `listed` holds, unless they have lengths
-    beside them.
+    beside them. Gradients do not go through a batch.
 
     Raises `FeatureError` for items whose keys or shapes do not fit each other.
 
@@ -90,18 +90,18 @@ def batch_of(
                 f"items {items[0].get('id')!r} and {item.get('id')!r} have different keys"
             )
     columns = {key: [item[key] for item in items] for key in items[0]}
-    arrays = {key for key, values in columns.items() if all(map(_is_array, values))}
+    arrays = {key for key, values in columns.items() if all(map(_has_axes, values))}
     batch: Batch = ShownBatch()
     for key, values in columns.items():
         name = key.removesuffix("_lengths")
         if name != key and name in arrays:
             continue  # comes with what it is of
         is_listed = key in listed and f"{key}_lengths" not in items[0]
-        if is_listed or not (key in arrays or all(map(_is_number, values))):
+        if is_listed or not all(map(_is_number, values)):
             batch[key] = values
             continue
         tensors = list(map(_as_tensor, values))
-        if f"{key}_lengths" in items[0]:
+        if key in arrays and f"{key}_lengths" in items[0]:
             batch.update(_laid_out(key, items, tensors, layout, allocate))
         else:
             _require_like(key, items, tensors, 0)
@@ -110,16 +110,15 @@ def batch_of(
     return batch
 
 
-def _is_array(value: object) -> bool:
-    if isinstance(value, np.ndarray):
-        return value.dtype.kind in NUMERIC
-    return isinstance(value, torch.Tensor)
-
-
 def _is_number(value: object) -> bool:
-    if isinstance(value, np.generic):
+    """Whether it is a number, or an array of some."""
+    if isinstance(value, np.generic | np.ndarray):
         return value.dtype.kind in NUMERIC
-    return isinstance(value, bool | int | float) or _is_array(value)
+    return isinstance(value, bool | int | float | torch.Tensor)
+
+
+def _has_axes(value: object) -> bool:
+    return _is_number(value) and getattr(value, "ndim", 0) > 0
 
 
 def _as_tensor(value: Any) -> torch.Tensor:
@@ -127,7 +126,7 @@ def _as_tensor(value: Any) -> torch.Tensor:
         native, flags = value.dtype.newbyteorder("="), value.flags
         if not (flags.c_contiguous and flags.writeable and value.dtype == native):
             value = np.array(value, native, order="C")  # not all others are for torch
-    return torch.as_tensor(value)
+    return torch.as_tensor(value).detach()
 
 
 def torch_dtype(dtype: str | torch.dtype) -> torch.dtype:

@@ -240,6 +240,28 @@ def test_what_transform_returns_is_padded_anew(cache: Path) -> None:
     ].tolist() == [30, 10]
 
 
+@pytest.mark.parametrize("number", [2.5, np.float32(2.5), torch.tensor(2.5)])
+def test_a_number_is_no_feature_whatever_stands_beside_it(cache: Path, number: Any) -> None:
+    def described(item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        return {"id": item["id"], "x": number, "x_lengths": item["fbank_lengths"]}
+
+    batch = FeatureDataset(cache, "fbank", transform=described).__getitems__([id_of(3), id_of(1)])
+    assert batch["x"].tolist() == [2.5, 2.5]
+    assert batch["x_lengths"].tolist() == [15, 5]
+
+
+def test_gradients_do_not_go_through_a_batch(cache: Path) -> None:
+    weight = torch.ones((), requires_grad=True)
+
+    def weighted(item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        return {**item, "fbank": item["fbank"] * weight, "mean": item["fbank"].mean() * weight}
+
+    batch = FeatureDataset(cache, "fbank", transform=weighted).__getitems__([id_of(3), id_of(1)])
+    assert not batch["fbank"].requires_grad
+    assert not batch["mean"].requires_grad
+    np.testing.assert_array_equal(batch["fbank"][0], arrays_of(3)["fbank"])
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
