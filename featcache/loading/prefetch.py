@@ -9,12 +9,11 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from os import getpid
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast
 
 from featcache.errors import ClosedError
 from featcache.loading.pace import LoopPace
@@ -46,7 +45,9 @@ class _Slot(Generic[R]):
         self.plan = plan
         self.job: Planned[R] | None = None
         self.nbytes = 0  # that it takes, or will soon
-        self.result: Future[R] = Future()
+        self.result: R | None = None
+        self.error: BaseException | None = None
+        self.is_done = False  # one of these is there
         self.thread = 0  # ident of the one that is at it; 0: none is
         self.cpu_s = 0.0  # of the processor, that doing it took
         self.work_s = 0.0  # that planning and doing it took
@@ -128,16 +129,14 @@ class Prefetch(Iterator[R]):
     ) -> None:
         self.handed = Handed()
         self._pace = LoopPace() if pace is None else pace
-        self._together, self._waits = together, waits
-        self._is_together = False  # plans are made together now
+        self._together, self._waits, self._is_together = together, waits, False
         self._watchdog_s, self._watch = watchdog_s, watch
         self._plans: Iterator[Plan[R]] | None = plans  # None: it came to its end
         self._most_threads = threads
         self._most_bytes = most_bytes if threads else 0
         self._process = getpid()
         self._slots: deque[_Slot[R]] = deque()  # all that are not handed on yet
-        self._taken = 0
-        self._round_ends = 0  # plans that are taken with this round
+        self._taken = self._round_ends = 0  # plans that are taken; with this round
         self._is_filling = False  # plans are being taken for all that there is room for
         self._to_plan: deque[_Slot[R]] = deque()
         self._unplanned = 0  # these, and those that are being planned
@@ -149,7 +148,9 @@ class Prefetch(Iterator[R]):
         self._helps = False  # it works beside the other one
         self._busy = 0  # threads that look for more to do when they are done
         self._at_work: set[int] = set()  # idents of the threads that are at a plan or a job
-        self._state = threading.Condition()
+        # taken by itself: an interrupt may come within `Condition.__enter__`, and it stays taken
+        self._lock = threading.RLock()
+        self._state = threading.Condition(self._lock)
         _iterations.add(self)
         # nothing is begun any more, though there was more; nothing is being done any more
         self._closed, self._was_cut, self._is_over = _ending.is_set(), False, False
@@ -175,23 +176,21 @@ class Prefetch(Iterator[R]):
         was_alone = self._is_alone
         self._choose_way(step_s)
         self._take_plans()
-        with self._state:
+        with self._lock:
             if self._closed or not self._slots:
                 raise StopIteration
             slot = self._slots[0]
         try:
             if self._is_together and self._most_threads:
                 self._take_more(slot)
-            asked_at, is_late = time.perf_counter(), not slot.result.done()
+            asked_at, is_late = time.perf_counter(), not slot.is_done
             result = self._result(slot)
             if not was_alone and not self._is_alone and not self._is_together:
                 waited_s = time.perf_counter() - asked_at if is_late else 0.0
                 self._see_whether_ahead(slot, step_s, waited_s)
             return result
-        except CancelledError:  # another thread closes it
-            raise StopIteration from None
         finally:
-            with self._state:
+            with self._lock:
                 if self._slots and self._slots[0] is slot:
                     self._slots.popleft()
                 self._bytes -= slot.nbytes
@@ -208,7 +207,7 @@ class Prefetch(Iterator[R]):
         """
         is_together = self._together is not None and self._waits()
         if is_together != self._is_together:
-            with self._state:  # the way comes last: an interrupt between them is seen to next time
+            with self._lock:  # the way comes last: an interrupt between them is seen to next time
                 self._is_filling = is_together and self._most_threads > 0
                 self._is_together = is_together
         if self._most_threads == 1 and not self._is_together:
@@ -232,18 +231,22 @@ class Prefetch(Iterator[R]):
         with self._watched(slot):
             if self._is_alone or self._helps:
                 self._work_here(slot)
-            while True:
-                try:
-                    return slot.result.result(LOOK_S)
-                except TimeoutError:
-                    if slot.result.done():  # by now, or it is an error of the job
-                        return slot.result.result()
-                    if self._closed:
-                        raise CancelledError from None
+            if not slot.is_done:
+                with self._lock:
+                    while not self._state.wait_for(lambda: slot.is_done or self._closed, LOOK_S):
+                        pass
+        if slot.error is not None:
+            try:
+                raise slot.error
+            finally:
+                slot.error = None  # nor is it held by the frames of its own traceback
+        if not slot.is_done:  # another thread closes it
+            raise StopIteration
+        return cast(R, slot.result)
 
     @contextmanager
     def _watched(self, slot: _Slot[R]) -> Iterator[None]:
-        if self._watchdog_s is None or self._watch is None or slot.result.done():
+        if self._watchdog_s is None or self._watch is None or slot.is_done:
             yield
             return
         watch, seconds = self._watch, self._watchdog_s
@@ -257,7 +260,7 @@ class Prefetch(Iterator[R]):
 
     def ahead(self) -> tuple[int, int]:
         """Count the results that wait to be handed on, and their bytes."""
-        done = [slot.nbytes for slot in list(self._slots) if slot.result.done()]
+        done = [slot.nbytes for slot in list(self._slots) if slot.is_done]
         return len(done), sum(done)
 
     @property
@@ -299,10 +302,8 @@ class Prefetch(Iterator[R]):
             self._inside.discard(me)
 
     def _drop_and_wait(self, me: int) -> None:
-        with self._state:
+        with self._lock:
             self._plans = None
-            for slot in (*self._to_plan, *self._to_do):
-                slot.result.cancel()
             self._slots.clear()
             self._to_plan.clear()
             self._to_do.clear()
@@ -318,7 +319,7 @@ class Prefetch(Iterator[R]):
     def _take_plans(self) -> None:
         """Take plans, as many as threads may soon want, and start threads for what there is."""
         while True:
-            with self._state:
+            with self._lock:
                 self._start_threads()
                 if self._plans is None or self._taken >= self._wanted():
                     return
@@ -327,7 +328,7 @@ class Prefetch(Iterator[R]):
                 plan = next(plans, None)
             except Exception as error:
                 plan, plans = partial(_raise, error), iter(())  # in its place
-            with self._state:
+            with self._lock:
                 if self._closed:  # by another thread, when the interpreter ends
                     return
                 if plan is None:
@@ -362,17 +363,17 @@ class Prefetch(Iterator[R]):
         Jobs begin after that: one that waits for what was begun would keep a thread from planning.
         """
         taken, self._is_filling = -1, True
-        while taken < self._taken and not slot.result.done():
-            with self._state:
+        while taken < self._taken and not slot.is_done:
+            with self._lock:
                 while not self._state.wait_for(
-                    lambda: slot.result.done() or not self._unplanned or self._closed, LOOK_S
+                    lambda: slot.is_done or not self._unplanned or self._closed, LOOK_S
                 ):
                     pass
             if self._closed:
                 break
             taken = self._taken
             self._take_plans()
-        with self._state:
+        with self._lock:
             self._is_filling = False
             self._start_threads()
 
@@ -398,7 +399,7 @@ class Prefetch(Iterator[R]):
             pass
 
     def _has_done_next(self, me: int) -> bool:
-        with self._state:
+        with self._lock:
             self._at_work.discard(me)
             self._state.notify_all()
             slots = [] if self._is_alone or self._closed else self._next_slots()
@@ -424,7 +425,7 @@ class Prefetch(Iterator[R]):
                 if mine.job is not None and self._take(mine, me):
                     self._make(mine, mine.job, here=True)
             finally:
-                with self._state:
+                with self._lock:
                     self._at_work.discard(me)
                     self._state.notify_all()
 
@@ -433,13 +434,13 @@ class Prefetch(Iterator[R]):
 
         An interrupt (Ctrl-C) may have left this thread at one that is in no list any more.
         """
-        with self._state:
+        with self._lock:
             if self._is_alone:
                 self._state.wait_for(lambda: self._at_work <= {me})
-            if slot.result.done():
+            if slot.is_done or self._closed:
                 return None
             free = (each for each in self._slots if each.thread in (0, me))
-            first = next((each for each in free if not each.result.done()), None)
+            first = next((each for each in free if not each.is_done), None)
             if first is None or (first.job is not None and not self._fits(first)):
                 return None
             self._at_work.add(me)
@@ -450,10 +451,10 @@ class Prefetch(Iterator[R]):
 
     def _take(self, slot: _Slot[R], me: int) -> bool:
         """Take a planned result to make it, if nobody else did and there is room."""
-        with self._state:
-            if slot.thread not in (0, me) or slot.result.done():
-                return False  # the other thread was quicker, or another closes it
-            if not self._slots or not self._fits(slot):
+        with self._lock:
+            if slot.thread not in (0, me) or slot.is_done:
+                return False  # the other thread was quicker
+            if self._closed or not self._fits(slot):
                 return False
             if slot in self._to_do:
                 self._to_do.remove(slot)
@@ -464,10 +465,10 @@ class Prefetch(Iterator[R]):
     def _make(self, slot: _Slot[R], job: Planned[R], here: bool = False) -> None:
         began, cpu = time.perf_counter(), time.thread_time()
         try:
-            made = job.make()
+            slot.result = job.make()
             slot.work_s += time.perf_counter() - began
             slot.cpu_s = time.thread_time() - cpu
-            slot.result.set_result(made)
+            slot.is_done = True  # who waits is told when this thread looks for more
         except BaseException as error:  # it is raised where the result is asked for
             _fail(slot, error, here)
 
@@ -488,14 +489,11 @@ class Prefetch(Iterator[R]):
                 for slot, _ in planned:
                     _fail(slot, error)
                 planned = []
-        with self._state:
+        with self._lock:
             self._unplanned -= len(slots)
-            for slot, job in planned:
-                if self._closed:
-                    slot.result.cancel()
-                else:
-                    slot.job, slot.nbytes, slot.thread = job, job.nbytes, 0
-                    self._to_do.append(slot)
+            for slot, job in planned if not self._closed else ():
+                slot.job, slot.nbytes, slot.thread = job, job.nbytes, 0
+                self._to_do.append(slot)
 
     def _next_slots(self) -> list[_Slot[R]]:
         """Return the one to be done next, else those to be planned; none where there is no room.
@@ -526,7 +524,8 @@ def _fail(slot: _Slot[R], error: BaseException, here: bool = False) -> None:
     if here and not isinstance(error, Exception):
         raise error
     stops = isinstance(error, StopIteration)
-    slot.result.set_exception(RuntimeError(f"a job raised {error!r}") if stops else error)
+    slot.error = RuntimeError(f"a job raised {error!r}") if stops else error
+    slot.is_done = True
 
 
 def _raise(error: Exception) -> NoReturn:

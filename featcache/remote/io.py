@@ -120,14 +120,16 @@ class _Threads:
         self._all: set[threading.Thread] = set()
         self._busy = 0
         self._is_ending = False
-        self._turn = threading.Condition()
+        # taken by itself: an interrupt may come within `Condition.__enter__`, and it stays taken
+        self._lock = threading.RLock()
+        self._turn = threading.Condition(self._lock)
         _running.add(self)
 
     def do(self, jobs: Sequence[_Job]) -> None:
         """Give jobs to threads, in their order and behind those that wait."""
         global _has_asked
         _has_asked = True
-        with self._turn:
+        with self._lock:
             self._jobs += jobs
             try:
                 self._start_some()
@@ -139,7 +141,7 @@ class _Threads:
 
     def do_next(self, job: _Job) -> None:
         """Give a job to a thread before those that wait, unless the interpreter is ending."""
-        with self._turn, suppress(RuntimeError):  # no more threads: the next that is free does it
+        with self._lock, suppress(RuntimeError):  # no more threads: the next that is free does it
             if not self._is_ending:
                 self._jobs.appendleft(job)
                 self._start_some()
@@ -147,7 +149,7 @@ class _Threads:
 
     def end(self) -> list[threading.Thread]:
         """Give up the jobs that wait; return the threads, which end without one."""
-        with self._turn:
+        with self._lock:
             self._is_ending = True
             jobs, threads = list(self._jobs), list(self._all)
             self._jobs.clear()
@@ -180,7 +182,7 @@ class _Threads:
         return job is not None
 
     def _next(self, done: int) -> _Job | None:
-        with self._turn:
+        with self._lock:
             self._busy -= done
             while not self._jobs or self._busy >= int(self._room()):
                 is_over = self._is_ending and not self._jobs

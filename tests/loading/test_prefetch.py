@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -473,6 +474,50 @@ def test_a_loop_that_does_work_itself_goes_on_after_an_interrupt_at_any_line(
             assert found == sorted(found)
         results.close()
     assert line > 50
+    assert no_reading_threads()
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_an_interrupt_leaves_the_lock_to_other_threads_wherever_it_comes(threads: int) -> None:
+    def slow(number: int) -> int:
+        time.sleep(0.002)
+        return number
+
+    number, is_over = 0, False
+    codes = {
+        member.__code__
+        for member in vars(threading.Condition).values()
+        if hasattr(member, "__code__")
+    }
+    while not is_over:
+        number += 1
+        left, results = number, Prefetch(plans(6, run=slow), threads, 2)
+
+        def trace(frame: FrameType, event: str, arg: object) -> Any:
+            nonlocal left
+            if frame.f_code is Prefetch.__next__.__code__:
+                return trace
+            if frame.f_code in codes and frame.f_locals["self"] is results._state:  # noqa: B023
+                left -= 1
+                if not left:
+                    raise KeyboardInterrupt
+                return trace
+            return None
+
+        try:
+            with interrupted(trace):
+                assert list(results) == [*range(6)]
+                is_over = True
+        except KeyboardInterrupt:
+            pass
+        except RuntimeError as error:  # one that waits has no lock to give back: Python's own words
+            if error.__context__ is None:
+                raise
+        with ThreadPoolExecutor(1) as other:
+            assert other.submit(results._state.acquire, timeout=30).result(), number
+            other.submit(results._state.release).result()
+        results.close()
+    assert number > 6
     assert no_reading_threads()
 
 
