@@ -46,8 +46,8 @@ Loader = FeatureLoader[dict[str, Any]]
 @click.command()
 @click.option("--utterances", default=3000, show_default=True)
 @click.option("--batches", default=60, show_default=True, help="Batches of each round.")
-@click.option("--warm", default=9, show_default=True, help="Warm rounds.")
-@click.option("--cold", default=3, show_default=True, help="Cold rounds.")
+@click.option("--warm", default=9, show_default=True, help="Warm rounds; 0: none.")
+@click.option("--cold", default=3, show_default=True, help="Cold rounds; 0: none.")
 @click.option("--directory", type=click.Path(path_type=Path), help="On a real disk.")
 def main(utterances: int, batches: int, warm: int, cold: int, directory: Path | None) -> None:
     """Print a table for each kind of batches, warm and cold."""
@@ -60,15 +60,13 @@ def main(utterances: int, batches: int, warm: int, cold: int, directory: Path | 
         print(f"{utterances} utterances, lognormal, x {corpus.MELS} float32 ({gigabytes:.2f} GB)")
         for kind, plan in plans(lengths).items():
             rounds = [plan(number)[:batches] for number in range(max(warm, cold))]
-            for threads in (0, 2):
-                report(
-                    f"{kind}, {threads} threads, warm, median of {warm} rounds",
-                    measure(cache, rounds[:warm], lengths, threads, evicted=False),
-                )
-            report(
-                f"{kind}, 2 threads, cold, median of {cold} rounds",
-                measure(cache, rounds[:cold], lengths, 2, evicted=True),
-            )
+            for threads, count, evicted in ((0, warm, False), (2, warm, False), (2, cold, True)):
+                if count:
+                    report(
+                        f"{kind}, {threads} threads, {'cold' if evicted else 'warm'}, "
+                        f"median of {count} rounds",
+                        measure(cache, rounds[:count], lengths, threads, evicted=evicted),
+                    )
 
 
 def write(path: Path, count: int) -> NDArray[np.int64]:
