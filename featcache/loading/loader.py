@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import sys
 import time
@@ -11,16 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from functools import partial
 from itertools import islice
 from numbers import Real
-from typing import Generic, Literal, NoReturn, Protocol, cast, runtime_checkable
+from typing import Generic, Literal, NoReturn, cast
 
 import torch
 from torch.utils.data import Subset
 from typing_extensions import TypeVar
 
-from featcache._checks import named_settings, number_in_state, whole_number
+from featcache._checks import named_settings, whole_number
 from featcache._recycled import MOST_BYTES, RecycledMemory
 from featcache._tensors import empty_tensor
-from featcache.errors import ConfigError, StateError
+from featcache.errors import ConfigError
 from featcache.loading.batches import Item
 from featcache.loading.dataset import (
     BatchPlan,
@@ -39,214 +38,14 @@ from featcache.loading.memory import (
     usable_device,
 )
 from featcache.loading.pace import LoopPace
-from featcache.loading.prefetch import Handed, Plan, Planned, Prefetch
+from featcache.loading.position import Delivered, IndexBatches, LoaderState, Position
+from featcache.loading.prefetch import Handed, Planned, Prefetch
 from featcache.reading.containers import Wanted
 from featcache.reading.opening import CachePath
-from featcache.samplers.epoch import EpochSampler, Iteration
 from featcache.samplers.shuffled import PlainBatchSampler
-from featcache.tables.order import VERSION, check_version
 from featcache.tables.table import FeatureTable
 
-# Place of a loader within its epochs: counts batches that it delivered, not those read ahead.
-
 _log = logging.getLogger("featcache")
-LoaderState = Mapping[str, object]
-IndexBatches = Iterable[Sequence[Index]]
-
-
-@runtime_checkable
-class SupportsEpoch(Protocol):
-    """A batch sampler with another order each epoch."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration."""
-        ...
-
-
-@runtime_checkable
-class SupportsState(Protocol):
-    """A batch sampler that can go on from where it was."""
-
-    def state_dict(self, steps: int | None = None) -> dict[str, object]:
-        """Return the state after `steps` batches of the running iteration."""
-        ...
-
-    def load_state_dict(self, state: LoaderState) -> None:
-        """Continue from there in the next iteration."""
-        ...
-
-
-class Position:
-    """The epoch that a loader is in, and how many of its batches were delivered, for any sampler.
-
-    featcache's samplers know both. For others both are counted here, unless they have a state of
-    their own; one that shows its `epoch` is told the next one when an iteration came to its end.
-    """
-
-    def __init__(self, sampler: IndexBatches, table: FeatureTable) -> None:
-        self._sampler = sampler
-        self._table = table
-        self._epoch = 0
-        self._start = 0  # batches that the running or the next iteration leaves out
-        self._delivered = 0
-        self._ended = False  # the next iteration is that of the next epoch
-        self._told = False  # set_epoch was called since the iteration began
-        self._iteration: Iteration | None = None  # of a sampler that knows what was delivered
-
-    def begin(self) -> Iterator[Sequence[Index]]:
-        """Begin an iteration: return its batches."""
-        self._follow()
-        if self._ended:
-            self._move_on()
-        self._delivered, self._told, self._ended = 0, False, False
-        batches = iter(self._sampler)
-        if isinstance(batches, Iteration):
-            self._iteration = batches
-            batches.deliver(0)
-        return islice(batches, self._start, None)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the iteration that was begun last, or that was chosen since."""
-        return self._sampler.epoch if isinstance(self._sampler, EpochSampler) else self._epoch
-
-    def deliver(self) -> None:
-        """Count a batch that is handed on."""
-        self._delivered += 1
-        if self._iteration is not None:
-            self._iteration.deliver(self._delivered)
-
-    @property
-    def step(self) -> int:
-        """Batches of the epoch that are done with, those before a resume among them."""
-        before = self._start
-        if isinstance(self._sampler, EpochSampler):
-            before = self._sampler.steps_before
-        return before + self._delivered
-
-    def batch(self, step: int) -> Sequence[Index]:
-        """Return the batch of a step of the epoch, whether or not it was delivered."""
-        if isinstance(self._sampler, EpochSampler):
-            return self._sampler.batch(step)
-        if not isinstance(self._sampler, Sequence):
-            raise ConfigError(
-                f"a {type(self._sampler).__name__} gives its batches one after the other; those of "
-                "a list, and of the samplers of featcache.samplers, can be looked at before"
-            )
-        if whole_number("step", step, 0) >= len(self._sampler):
-            raise ConfigError(f"there are {len(self._sampler)} steps, and no step {step}")
-        return cast(Sequence[Sequence[Index]], self._sampler)[step]
-
-    def seek(self, step: int) -> None:
-        """Begin the next iteration at a step of the epoch."""
-        if isinstance(self._sampler, EpochSampler):
-            self._sampler.seek(step)
-            self._delivered = 0
-            return
-        if isinstance(self._sampler, SupportsState):
-            raise ConfigError(
-                f"a {type(self._sampler).__name__} knows its place itself; load a state of it"
-            )
-        self._follow()
-        number, count = whole_number("step", step, 0), self._count()
-        if count is not None and number > count:
-            raise ConfigError(f"there are {count} steps, and no step {number}")
-        self._start, self._delivered, self._ended = number, 0, False
-
-    def end(self) -> None:
-        """Note that the iteration came to its end."""
-        if self._iteration is not None:
-            self._iteration.end()
-        elif not isinstance(self._sampler, SupportsState):
-            self._follow()
-            self._delivered, self._start = self._start + self._delivered, 0
-            self._ended = not self._told
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration."""
-        number = whole_number("epoch", epoch, 0)
-        if isinstance(self._sampler, SupportsEpoch):
-            self._sampler.set_epoch(number)
-        self._told, self._ended = True, False
-        self._enter(number)
-
-    def state_dict(self) -> dict[str, object]:
-        """Return epoch, place in it and a digest of the data, as plain numbers and strings."""
-        sampler, known = self._sampler, {"data": self._table.digest, "version": VERSION}
-        if isinstance(sampler, EpochSampler):
-            state = sampler.state_dict()
-            return {"epoch": state["epoch"], "sampler": state, **known}
-        self._follow()
-        if isinstance(sampler, SupportsState):
-            if not inspect.signature(sampler.state_dict).parameters:
-                raise StateError(
-                    f"{type(sampler).__name__}.state_dict() tells where the sampler is, and the "
-                    "loader reads ahead of what it delivered; let it take the number of batches"
-                )
-            state = sampler.state_dict(self._delivered)
-            return {"epoch": self._epoch, "sampler": state, **known}
-        done = self._start + self._delivered
-        here = {"batches": done, "of": self._count(), "ended": self._ended}
-        return {"epoch": self._epoch, **here, **known}
-
-    def load_state_dict(self, state: LoaderState) -> None:
-        """Continue from a state in the next iteration.
-
-        Raises `StateError` for the state of other data or samplers, and of another version of the
-        order that a seed gives; all then stays as it was.
-        """
-        sampler = self._sampler
-        counted = {"sampler"} if isinstance(sampler, SupportsState) else {"batches", "of", "ended"}
-        keys = {"epoch", "data", "version", *counted}
-        if not isinstance(state, Mapping) or state.keys() != keys:
-            raise StateError(
-                f"this is no state of a FeatureLoader over a {type(sampler).__name__}: {state!r}"
-            )
-        check_version(state)
-        if state["data"] != self._table.digest:
-            mixed = "" if self._table.plan is None else ", or another mix of them,"
-            raise StateError(
-                f"the state is that of a loader over other utterances{mixed} than those of "
-                f"{self._table!r}"
-            )
-        epoch = number_in_state("epoch", state)
-        if isinstance(sampler, SupportsState):
-            sampler.load_state_dict(cast(LoaderState, state["sampler"]))
-            self._epoch, self._start, self._delivered = epoch, 0, 0
-            return
-        if state["of"] != self._count():
-            raise StateError(
-                f"the state is that of {state['of']} batches, but there are {self._count()} now"
-            )
-        done = number_in_state("batches", state)
-        self.set_epoch(epoch)
-        self._start, self._delivered, self._ended = done, 0, state["ended"] is True
-
-    def _follow(self) -> None:
-        """Enter the epoch that the sampler shows, which another may have told it."""
-        self._enter(getattr(self._sampler, "epoch", self._epoch))
-
-    def _enter(self, epoch: int) -> None:
-        if epoch != self._epoch:
-            self._epoch, self._start, self._delivered = epoch, 0, 0
-            self._told, self._ended = True, False
-
-    def _move_on(self) -> None:
-        """Enter the next epoch; a sampler with `set_epoch` that shows none goes by its own rule."""
-        shows = hasattr(self._sampler, "epoch")
-        if isinstance(self._sampler, SupportsEpoch):
-            if shows:
-                self._sampler.set_epoch(self._epoch + 1)
-            self._epoch += shows
-        else:
-            self._epoch += not shows
-        self._start = 0
-
-    def _count(self) -> int | None:
-        return len(self._sampler) if isinstance(self._sampler, Sized) else None
-
-
-# `FeatureLoader`: batches of a cache, read ahead by threads of this process.
 
 T = TypeVar("T", default=Batch)
 
@@ -413,25 +212,7 @@ class FeatureLoader(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         began = time.perf_counter()
-        for before in self._iterations():
-            if before.is_closed:
-                before.close()  # `threads` and `prefetch_bytes` hold for both together
-        self.waited_s = 0.0
-        watch = None if self._watchdog_s is None else self._tell_slow
-        prefetch = Prefetch(
-            self._plans(),
-            self._threads,
-            self._prefetch_bytes,
-            self._watchdog_s,
-            watch,
-            together=self._ask if self.dataset.is_remote else None,
-            waits=self._waits_for_stores,
-            pace=self._pace,
-        )
-        self._running.add(prefetch)
-        self._last = prefetch.handed
-        self._asked = self.dataset.asked
-        self._ahead = weakref.WeakMethod(prefetch.ahead)
+        prefetch, delivered = self._begin()
         batches = prefetch if self._device is None else on_device(prefetch, self._device)
         try:
             while True:
@@ -439,11 +220,11 @@ class FeatureLoader(Generic[T]):
                 self.waited_s += time.perf_counter() - began
                 if prefetch.is_closed or not found:
                     break
-                self._position.deliver()
+                delivered.add()
                 yield found.pop()  # and keep nothing of it: its memory may be used again
                 began = time.perf_counter()
             if not (found or prefetch.was_cut):
-                self._position.end()
+                self._position.end(delivered)
         except GeneratorExit:  # by the garbage collector, perhaps, in a thread that others wait for
             prefetch.leave()
             raise
@@ -580,10 +361,29 @@ class FeatureLoader(Generic[T]):
             "in no file: in transform, collate or decoding" if place is None else f"at {place}",
         )
 
-    def _plans(self) -> Iterator[Plan[T]]:
-        batches = self._position.begin()
+    def _begin(self) -> tuple[Prefetch[T], Delivered]:
+        """Begin to read ahead, with no batch delivered so far."""
+        for before in self._iterations():
+            if before.is_closed:
+                before.close()  # `threads` and `prefetch_bytes` hold for both together
+        self.waited_s = 0.0
+        batches, delivered = self._position.begin()
         epoch = self._position.epoch
-        return (partial(self._plan, indices, epoch) for indices in batches)
+        prefetch = Prefetch(
+            (partial(self._plan, indices, epoch) for indices in batches),
+            self._threads,
+            self._prefetch_bytes,
+            self._watchdog_s,
+            None if self._watchdog_s is None else self._tell_slow,
+            together=self._ask if self.dataset.is_remote else None,
+            waits=self._waits_for_stores,
+            pace=self._pace,
+        )
+        self._running.add(prefetch)
+        self._last = prefetch.handed
+        self._asked = self.dataset.asked
+        self._ahead = weakref.WeakMethod(prefetch.ahead)
+        return prefetch, delivered
 
     def _plan(self, indices: Sequence[Index], epoch: int) -> Planned[T]:
         plan = self.dataset.plan(indices, epoch)

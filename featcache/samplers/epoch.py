@@ -484,6 +484,14 @@ class EpochSampler(ABC):
         whole = self._shared(self.epoch, 0)
         return bisect_left(range(len(whole) + 1), self._start, key=whole.position)
 
+    @property
+    def steps_done(self) -> int:
+        """Steps of the epoch that are done with, as `state_dict` counts them."""
+        newest = self._iteration
+        if newest is None or (self._waiting and not newest.complete):
+            return self.steps_before
+        return self.steps_before + newest.steps
+
     def batch(self, step: int) -> list[int] | list[str]:
         """Return this rank's batch of a step of the epoch that the sampler is in.
 

@@ -7,6 +7,7 @@ import logging
 import pickle
 import time
 from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,77 @@ def test_batches_around_a_bad_one_are_skipped(
     with pytest.raises(ConfigError, match="no step"):
         loader.skip(len(whole))
     assert batches_of(loader) == whole[2:]
+
+
+CHOICES: dict[str, tuple[Callable[[Loader, dict[str, Any]], None], int, int]] = {
+    "another epoch": (lambda loader, saved: loader.set_epoch(3), 3, 0),
+    "a step": (lambda loader, saved: loader.seek(5), 0, 5),
+    "those to come left out": (lambda loader, saved: loader.skip(2), 0, 5),
+    "a state": (lambda loader, saved: loader.load_state_dict(saved), 0, 1),
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("threads", [0, 1])
+@pytest.mark.parametrize("more", [0, 1, 99])
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_place_that_is_chosen_in_a_loop_stays_whatever_the_loop_still_gets(
+    cache: featcache.Cache, kind: str, threads: int, more: int, choice: str
+) -> None:
+    choose, epoch, step = CHOICES[choice]
+    loader: Loader = FeatureLoader(
+        cache, batch_sampler=SAMPLERS[kind](cache, 0, 1), threads=threads
+    )
+    loader.set_epoch(epoch)
+    expected = [loader.explain(each) for each in range(len(loader))][step:]
+    loader.set_epoch(0)
+    loop, saved = iter(loader), {}
+    for number in range(3):
+        if number == 1:
+            saved = loader.state_dict()
+        next(loop)
+    choose(loader, saved)
+    chosen = loader.state_dict()
+    for _ in islice(loop, more):
+        assert loader.metrics()["step"] == step
+    assert (loader.metrics()["epoch"], loader.metrics()["step"]) == (epoch, step)
+    assert loader.state_dict() == chosen
+    assert batches_of(loader) == expected
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("threads", [0, 1])
+def test_the_epoch_that_runs_may_be_chosen_anew(
+    cache: featcache.Cache, kind: str, threads: int
+) -> None:
+    loader: Loader = FeatureLoader(
+        cache, batch_sampler=SAMPLERS[kind](cache, 0, 1), threads=threads
+    )
+    batches_of(loader)
+    for step, batch in enumerate(loader):
+        loader.set_epoch(1)
+        assert loader.metrics()["step"] == step + 1
+        assert loader.explain(step) == batch["id"]
+        other: Loader = FeatureLoader(cache, batch_sampler=SAMPLERS[kind](cache, 0, 1))
+        other.load_state_dict(loader.state_dict())
+        assert other.metrics()["step"] == step + 1
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_of_two_loops_at_once_the_newer_one_is_the_place(cache: featcache.Cache, kind: str) -> None:
+    loader: Loader = FeatureLoader(cache, batch_sampler=SAMPLERS[kind](cache, 0, 1))
+    whole = [loader.explain(step) for step in range(len(loader))]
+    older = iter(loader)
+    next(older)
+    newer = iter(loader)
+    for step in range(len(whole) - 1):
+        next(newer)
+        next(older)
+        assert loader.metrics()["step"] == step + 1
+    state = loader.state_dict()
+    del newer, older
+    loader.load_state_dict(state)
+    assert batches_of(loader) == whole[-1:]
 
 
 def test_steps_count_on_where_other_ranks_took_those_before(cache: featcache.Cache) -> None:
