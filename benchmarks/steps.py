@@ -26,7 +26,7 @@ from featcache import FeatureLoader
 
 STEP_S = 0.005
 THREADS = (0, 1, 2, 3)
-BATCHES = 44
+BATCHES = 132  # three times as many as are read ahead
 Step = Callable[[], object]
 
 
@@ -117,7 +117,9 @@ def measure(cache: Path, utterances: int, rounds: int) -> Figures:
         chosen.rows = in_batches(np.arange(utterances), utterances // BATCH)
         epoch(loader, steps["nothing"])
     for _ in range(rounds):
-        rows: Rows = in_batches(random.permutation(utterances), BATCHES)
+        times = -(-BATCHES * BATCH // utterances)
+        order = np.concatenate([random.permutation(utterances) for _ in range(times)])
+        rows: Rows = in_batches(order, BATCHES)
         chosen.rows = rows
         for kind, step in steps.items():
             for threads in random.permutation(THREADS).tolist():

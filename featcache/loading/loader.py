@@ -57,8 +57,8 @@ class FeatureLoader(Generic[T]):
 
     Threads of this process read ahead: they copy straight from the mapped files into the batch,
     while numpy lets go of the interpreter lock. No worker process, no copy between processes. The
-    memory of a batch is used again once nothing refers to it. Threads live only while there is
-    something to read: none is left behind by an iteration that ends before its time. One thread
+    memory of a batch is used again once nothing refers to it. Threads live little longer than
+    there is something to read: none is left behind by an iteration that ends early. One thread
     iterates over it, whose place is the loader's; forks and pickles have a place of their own.
 
     Args:

@@ -21,7 +21,7 @@ from featcache.reading.containers import Wanted
 
 MOST_AHEAD = 64
 PLANS_AHEAD = 4  # beside one for each thread: to take one from its iterator is quick
-LOOK_S = 0.1  # between looks whether it was closed, of one that waits
+LOOK_S = 0.1  # between looks whether it was closed, of one that waits; then a thread ends
 R = TypeVar("R")
 
 
@@ -91,11 +91,11 @@ class Prefetch(Iterator[R]):
 
     Plans are taken from their iterator in the caller's thread, and carried out in the others: the
     job that a plan returns is done there when there is room for its result. Threads live only while
-    there is something to do: an iteration that is left, by an exception or otherwise, leaves none
-    behind once the few jobs that were begun are done. A loop that asks again at once has nothing to
-    do meanwhile: it works beside the one thread, or in place of it, as `LoopPace` finds. In place
-    of it also where one thread does not get ahead, since the loop leaves it no processor, or not
-    Python's lock.
+    there is something to do, and `LOOK_S` longer: an iteration that is left, by an exception or
+    otherwise, leaves none behind once the few jobs that were begun are done. A loop that asks again
+    at once has nothing to do meanwhile: it works beside the one thread, or in place of it, as
+    `LoopPace` finds. In place of it also where one thread does not get ahead, since the loop leaves
+    it no processor, or not Python's lock.
 
     Args:
         plans: each returns the bytes of its result, and the function that makes it.
@@ -382,6 +382,8 @@ class Prefetch(Iterator[R]):
             return
         work = len(self._to_plan)
         work += not self._is_filling and any(map(self._fits, self._to_do))
+        if work:
+            self._state.notify_all()  # to those that wait for more
         while self._busy < min(self._most_threads, len(self._at_work) + work):
             # as a daemon: else the interpreter would wait at its end until all that was begun is
             # done
@@ -402,7 +404,7 @@ class Prefetch(Iterator[R]):
         with self._lock:
             self._at_work.discard(me)
             self._state.notify_all()
-            slots = [] if self._is_alone or self._closed else self._next_slots()
+            slots = self._slots_to_do()
             if not slots:
                 self._busy -= 1
                 return False
@@ -414,6 +416,23 @@ class Prefetch(Iterator[R]):
         else:
             self._make(slots[0], slots[0].job)
         return True
+
+    def _slots_to_do(self) -> list[_Slot[R]]:
+        """Return what `_next_slots` does, as soon as there is something; none if all is done.
+
+        To start a thread for each result would take the loop 0.1 ms: one waits a little for more.
+        """
+        slots: list[_Slot[R]] = []
+
+        def has_some_or_ends() -> bool:
+            if self._is_alone or self._closed:
+                return True
+            slots.extend(self._next_slots())
+            is_last = self._plans is None and not self._unplanned and not self._to_do
+            return bool(slots) or is_last
+
+        self._state.wait_for(has_some_or_ends, LOOK_S)
+        return slots
 
     def _work_here(self, slot: _Slot[R]) -> None:
         """Plan and make results in the caller's thread until one is there, or others are at all."""

@@ -96,6 +96,22 @@ def test_without_threads_each_job_is_done_when_its_result_is_asked_for() -> None
     assert (next(results), done) == (1, [0, 1])
 
 
+def test_a_loop_that_is_slower_than_the_work_is_served_by_one_thread() -> None:
+    at_work = []
+
+    def note(number: int) -> int:
+        at_work.append(threading.current_thread())
+        return number
+
+    results = Prefetch(plans(30, run=note), 1, 2)
+    for number, result in enumerate(results):
+        assert result == number
+        time.sleep(0.01)  # by then all that there is room for is done
+    assert threading.current_thread() not in at_work
+    assert len({*at_work}) < 10  # one, but on a machine that stands still for a while
+    assert no_reading_threads()
+
+
 def test_plans_are_taken_in_the_thread_that_iterates_and_carried_out_in_others() -> None:
     taken, planned = set(), set()
 
