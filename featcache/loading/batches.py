@@ -10,7 +10,7 @@ import torch
 
 from featcache.declaration import dtype_name
 from featcache.errors import FeatureError
-from featcache.loading.layouts import Batch, Layout, Padded
+from featcache.loading.layouts import Batch, Layout, Padded, ends_by
 from featcache.loading.memory import Allocate, fresh
 from featcache.tables.shown import MANY, boxed, grid
 
@@ -144,7 +144,7 @@ def _laid_out(
 ) -> Batch:
     _require_like(key, items, tensors, 1)
     lengths = np.array(list(map(len, tensors)))
-    ends = layout.ends(lengths)
+    ends = ends_by(layout, key, lengths, lambda place: items[place].get("id"))
     dims = tuple(tensors[0].shape[1:])
     out = allocate(layout.shape(ends, dims), tensors[0].dtype)
     frames = out.view(-1, *dims) if out.numel() else out.new_empty((int(ends[-1]), *dims))

@@ -23,6 +23,7 @@ from featcache.loading.layouts import (
     Jagged,
     Layout,
     Packed,
+    ends_by,
     layout_of,
     places_of,
     require_layout,
@@ -31,7 +32,7 @@ from featcache.loading.memory import Allocate, Shape, fresh, worker_memory
 from featcache.reading.containers import Containers, Wanted
 from featcache.reading.feature_arrays import memory_for
 from featcache.reading.opening import CachePath
-from featcache.samplers.batches import Needs, Numbering, require_rows_of, within_table
+from featcache.samplers.batches import BatchOf, Needs, Numbering, require_rows_of, within_table
 from featcache.tables.table import FeatureTable
 from featcache.tables.times import PartByRule, Seconds, frames_of
 
@@ -296,9 +297,11 @@ class FeatureDataset(Dataset[Item]):
             return [self[row] for row in range(len(self))[index]]
         if isinstance(index, np.ndarray | torch.Tensor) and index.ndim == 1:
             index = cast(list[Index], index.tolist())
+        if isinstance(index, BatchOf):
+            return list(self._items(self._plan(index, None, PACKED)))
         if isinstance(index, list):
             return [self[one] for one in index]
-        return next(self._items(self.plan([self._from_the_end(index)])))
+        return next(self._items(self._plan([self._from_the_end(index)], None, PACKED)))
 
     def __getitems__(self, indices: Sequence[Index]) -> Batch:
         allocate = fresh if get_worker_info() is None else worker_memory()
@@ -318,6 +321,9 @@ class FeatureDataset(Dataset[Item]):
 
         `epoch` is that of a batch which does not say it, as those of foreign samplers.
         """
+        return self._plan(indices, epoch, self._laid_out)
+
+    def _plan(self, indices: Sequence[Index], epoch: int | None, layout: Layout) -> BatchPlan:
         if isinstance(indices, str) or not isinstance(indices, Sized):
             raise ConfigError(f"a batch is a list of row numbers or ids, not {indices!r}")
         if len(indices) == 0:
@@ -339,7 +345,9 @@ class FeatureDataset(Dataset[Item]):
                 for place, cut in cuts[first_stored[name]]:
                     whole = int(wholes[place])
                     starts[place], lengths[place] = span_of(name, keys[place], whole, cut)
-                ends[name] = self._laid_out.ends(lengths)
+                ends[name] = ends_by(
+                    layout, name, lengths, lambda place: self.table.id(int(rows[place]))
+                )
             else:
                 ends[name] = np.arange(len(rows) + 1)
             spans[name] = starts, lengths

@@ -42,6 +42,17 @@ class Layout(Protocol):
         ...
 
 
+def ends_by(
+    layout: Layout, feature: str, lengths: Ints, id_of: Callable[[int], object]
+) -> Ints:
+    """Return `layout.ends`; a `ConfigError` names the feature, and the longest utterance."""
+    try:
+        return layout.ends(lengths)
+    except ConfigError as error:
+        id = id_of(int(lengths.argmax()))
+        raise ConfigError(f"utterance {id!r}, feature {feature!r}: {error}") from None
+
+
 @dataclass(frozen=True)
 class Padded:
     """Padded batches: a tensor (utterances, longest, *dims), zeros behind the frames.

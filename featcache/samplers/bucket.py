@@ -68,7 +68,10 @@ def padded_length(longest: int, pad_to: PadTo | None) -> int:
     for length in pad_to:
         if longest <= length:
             return length
-    raise ConfigError(f"an utterance of {longest} frames is longer than all of pad_to={pad_to!r}")
+    raise ConfigError(
+        f"{longest} frames are more than all of pad_to={pad_to!r}; give a longer one, or leave such "
+        "utterances out"
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -130,9 +130,10 @@ class PlainBatchSampler(EpochSampler):
         self.table = table
         self.batch_size = whole_number("batch_size", batch_size, 1)
         self.shuffle = shuffle
-        if drop_last and 0 < len(table) < self.batch_size:
+        count = len(table) if table.plan is None else table.plan.size
+        if drop_last and 0 < count < self.batch_size:
             raise ConfigError(
-                f"drop_last leaves nothing of {len(table)} utterances in batches of "
+                f"drop_last leaves nothing of the {count} rows of an epoch in batches of "
                 f"{self.batch_size}; use a smaller batch_size, or leave out drop_last"
             )
 

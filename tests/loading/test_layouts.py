@@ -303,8 +303,13 @@ def test_batches_are_padded_to_the_lengths_that_the_sampler_has(cache: Path) -> 
     dataset = FeatureDataset(cache)
     with pytest.raises(ConfigError, match=r"layout=featcache.loading.Padded\(pad_to=\[8, 16"):
         FeatureLoader(dataset, batch_sampler=sampler)
-    with pytest.raises(ConfigError, match=r"an utterance of 20 frames is longer than all of"):
-        list(FeatureLoader(cache, batch_sampler=BATCHES, layout=Padded([5, 15]), threads=0))
+    told = r"utterance 'spk./utt-\d+', feature 'fbank': 20 frames are more than all of pad_to"
+    for transform in (None, lambda item, rng: item):
+        short = FeatureDataset(cache, layout=Padded([5, 15]), transform=transform)
+        with pytest.raises(ConfigError, match=told):
+            list(FeatureLoader(short, batch_sampler=BATCHES, threads=0))
+        lengths = short.table.lengths("fbank")
+        assert len(short[int(lengths.argmax())]["fbank"]) == lengths.max()  # an item is not padded
     (batch,) = FeatureLoader(cache, batch_sampler=BATCHES[:1], layout=Padded(10))
     assert batch["fbank"].shape == (3, 20, 4)
     assert batch["units"].shape == (3, 10)

@@ -129,6 +129,13 @@ def test_plain_batches_keep_the_order_of_the_mix(mixes: dict[str, FeatureTable],
     assert_planned(loader, table, 3, 1)
 
 
+def test_drop_last_that_leaves_nothing_of_an_epoch_is_refused(tmp_path: Path) -> None:
+    table = featcache.mix({"all": featcache.open(make_cache(tmp_path, range(6)))}, epoch_size=3)
+    with pytest.raises(ConfigError, match=r"nothing of the 3 rows of an epoch in batches of 4"):
+        FeatureLoader(table, "fbank", batch_size=4, drop_last=True)
+    assert len(FeatureLoader(table, "fbank", batch_size=3, drop_last=True)) == 1
+
+
 def test_epochs_have_one_number_of_batches_where_all_sources_come_whole(
     mixes: dict[str, FeatureTable],
 ) -> None:

@@ -61,6 +61,23 @@ def test_a_generator_is_that_of_seed_epoch_and_row(cache: Path) -> None:
     assert draws(loader(cache, batch_sampler=ids)) == pytest.approx(expected(cache, 3, 0))
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_batch_that_is_asked_for_as_a_list_of_items_has_the_draws_of_its_sampler(
+    cache: Path, workers: int
+) -> None:
+    dataset = FeatureDataset(cache, "fbank", transform=draw)
+    batches: DataLoader[Any] = DataLoader(
+        dataset,
+        sampler=sampler(cache),  # type: ignore[arg-type]
+        batch_size=None,
+        collate_fn=dataset.collate,
+        num_workers=workers,
+    )
+    for epoch in range(2):
+        assert draws(batches) == pytest.approx(expected(cache, 3, epoch))
+
+
 @pytest.mark.parametrize("threads", [0, 2])
 def test_ranks_and_threads_have_the_same_draws(cache: Path, threads: int) -> None:
     found: dict[str, float] = {}
