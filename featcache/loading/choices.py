@@ -24,6 +24,7 @@ from featcache.tables.table import FeatureTable
 from featcache.tables.times import require_times
 
 UINT8 = np.dtype(np.uint8)
+MOST_FRAMES = 2.0**62  # of a crop: all of any utterance
 HALF = 0.5 + 1e-6  # halves are rounded up, also where they come a little short
 Draw = tuple[int, int]  # seed and epoch
 Named = Mapping[str, Sequence[str]]
@@ -192,7 +193,7 @@ class Choices:
                 raise ConfigError(
                     f"features {first!r} and {other!r} of utterance "
                     f"{self._table.id(int(rows[unlike[0]]))!r} differ in length, so they cannot be "
-                    "layers of one array"
+                    "layers of one array; read them as features of their own"
                 )
         return lengths
 
@@ -288,7 +289,8 @@ class Choices:
                     )
 
     def _frames_of(self, random_crop_s: float) -> dict[str, int]:
-        if not isinstance(random_crop_s, Real) or not 0 < random_crop_s < np.inf:
+        is_number = isinstance(random_crop_s, Real) and not isinstance(random_crop_s, bool)
+        if not is_number or not 0 < random_crop_s < np.inf:
             raise ConfigError(
                 f"random_crop_s is a number of seconds above 0, not {random_crop_s!r}"
             )
@@ -300,7 +302,7 @@ class Choices:
             times = blocks.frame_times(self.stored(name)[0])
             assert times is not None
             self._times[name] = times
-            frames[name] = max(round(random_crop_s / times.frame_s), 1)
+            frames[name] = max(round(min(random_crop_s / times.frame_s, MOST_FRAMES)), 1)
         return frames
 
 

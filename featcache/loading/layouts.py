@@ -42,9 +42,7 @@ class Layout(Protocol):
         ...
 
 
-def ends_by(
-    layout: Layout, feature: str, lengths: Ints, id_of: Callable[[int], object]
-) -> Ints:
+def ends_by(layout: Layout, feature: str, lengths: Ints, id_of: Callable[[int], object]) -> Ints:
     """Return `layout.ends`; a `ConfigError` names the feature, and the longest utterance."""
     try:
         return layout.ends(lengths)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from itertools import islice
 from typing import Protocol, cast, runtime_checkable
 
@@ -74,7 +75,8 @@ class Position:
     def __init__(self, sampler: IndexBatches, table: FeatureTable) -> None:
         self._sampler = sampler
         self._table = table
-        self._epoch = 0
+        self._shown = self._shows()  # by the sampler, when it was last told, or changed it itself
+        self._epoch = self._shown or 0
         self._start = 0  # batches that the running or the next iteration leaves out
         self._delivered: Delivered | None = None  # of the one begun last, if it is from there on
         self._ended = False  # the next iteration is that of the next epoch
@@ -85,10 +87,37 @@ class Position:
         self._follow()
         if self._ended:
             self._move_on()
-        self._told, self._ended = False, False
-        batches = iter(self._sampler)
+        self._agree()
+        self._told = False
+        self._go_to(self._epoch, self._start)
+        with self._own_change():
+            batches = iter(self._sampler)
         self._delivered = Delivered(batches)
+        if not isinstance(batches, Iteration):
+            batches = self._taken(batches)
         return islice(batches, self._start, None), self._delivered
+
+    def _taken(self, batches: Iterator[Sequence[Index]]) -> Iterator[Sequence[Index]]:
+        while True:
+            try:
+                with self._own_change():
+                    batch = next(batches)
+            except StopIteration:
+                return
+            yield batch
+
+    @contextmanager
+    def _own_change(self) -> Iterator[None]:
+        """Note that the sampler changes the epoch which it shows itself: nobody has chosen it.
+
+        One that counts its iterations does so while its last batches are still read ahead.
+        """
+        before = self._shows()
+        try:
+            yield
+        finally:
+            if self._shows() != before:
+                self._shown = self._shows()
 
     @property
     def epoch(self) -> int:
@@ -128,7 +157,7 @@ class Position:
         number, count = whole_number("step", step, 0), self._count()
         if count is not None and number > count:
             raise ConfigError(f"there are {count} steps, and no step {number}")
-        self._go_to(number)
+        self._go_to(self._epoch, number)
 
     def end(self, delivered: Delivered) -> None:
         """Note that an iteration came to its end."""
@@ -143,6 +172,7 @@ class Position:
         number = whole_number("epoch", epoch, 0)
         if isinstance(self._sampler, SupportsEpoch):
             self._sampler.set_epoch(number)
+            self._shown = self._shows()
         self._told, self._ended = True, False
         self._enter(number)
 
@@ -188,43 +218,66 @@ class Position:
         epoch = number_in_state("epoch", state)
         if isinstance(sampler, SupportsState):
             sampler.load_state_dict(cast(LoaderState, state["sampler"]))
-            self._epoch = epoch
-            self._go_to(0)
+            self._shown = self._shows()
+            self._go_to(epoch)
             return
         if state["of"] != self._count():
             raise StateError(
                 f"the state is that of {state['of']} batches, but there are {self._count()} now"
             )
+        if not isinstance(sampler, SupportsEpoch) and self._shows() not in (None, epoch):
+            raise StateError(
+                f"the state is that of epoch {epoch}, and a {type(sampler).__name__} is in epoch "
+                f"{self._shows()} and has no set_epoch(); bring it there first"
+            )
         done = number_in_state("batches", state)
         self.set_epoch(epoch)
-        self._go_to(done, ended=state["ended"] is True)
+        self._go_to(epoch, done, ended=state["ended"] is True)
 
     @property
     def _steps(self) -> int:
         return 0 if self._delivered is None else self._delivered.steps
 
-    def _go_to(self, start: int, ended: bool = False) -> None:
-        self._start, self._delivered, self._ended = start, None, ended
+    def _go_to(self, epoch: int, start: int = 0, *, ended: bool = False) -> None:
+        # all at once: a signal's handler may look at the state anywhere
+        self._epoch, self._start, self._delivered, self._ended = epoch, start, None, ended
+
+    def _shows(self) -> int | None:
+        """Return the epoch that the sampler shows, if it does."""
+        return getattr(self._sampler, "epoch", None)
 
     def _follow(self) -> None:
-        """Enter the epoch that the sampler shows, which another may have told it."""
-        self._enter(getattr(self._sampler, "epoch", self._epoch))
+        """Enter the epoch that the sampler shows where another has told it."""
+        shown = self._shows()
+        if shown is not None and shown != self._shown:
+            self._shown = shown
+            self._enter(shown)
 
     def _enter(self, epoch: int) -> None:
         if epoch != self._epoch:
-            self._epoch, self._told = epoch, True
-            self._go_to(0)
+            self._told = True
+            self._go_to(epoch)
 
     def _move_on(self) -> None:
         """Enter the next epoch; a sampler with `set_epoch` that shows none goes by its own rule."""
-        shows = hasattr(self._sampler, "epoch")
+        shown = self._shows()
         if isinstance(self._sampler, SupportsEpoch):
-            if shows:
-                self._sampler.set_epoch(self._epoch + 1)
-            self._epoch += shows
+            self._go_to(self._epoch + (shown is not None))
         else:
-            self._epoch += not shows
-        self._start = 0
+            self._go_to(self._epoch + 1 if shown is None else shown)
+
+    def _agree(self) -> None:
+        """Bring a sampler that has changed its epoch itself to that of the loader, if it can be."""
+        shown = self._shows()
+        if shown is None or shown == self._epoch:
+            return
+        if isinstance(self._sampler, SupportsEpoch) and not isinstance(
+            self._sampler, SupportsState
+        ):
+            self._sampler.set_epoch(self._epoch)
+            self._shown = self._shows()
+        else:
+            self._go_to(shown)
 
     def _count(self) -> int | None:
         return len(self._sampler) if isinstance(self._sampler, Sized) else None

@@ -289,9 +289,9 @@ class Prefetch(Iterator[R]):
         A handler of a signal, in a thread that asks for a result, cannot wait: what it interrupted
         gives no more.
         """
+        self.leave()
         if self._is_over or getpid() != self._process:
             return  # a fork has none of the threads, and one of them may have held the lock
-        self.leave()
         me = threading.get_ident()
         if me in self._inside:
             return
@@ -393,7 +393,8 @@ class Prefetch(Iterator[R]):
             self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
 
     def _fits(self, slot: _Slot[R]) -> bool:
-        return self._bytes + slot.nbytes <= self._most_bytes or slot is self._slots[0]
+        is_next = bool(self._slots) and slot is self._slots[0]
+        return is_next or self._bytes + slot.nbytes <= self._most_bytes
 
     def _work(self) -> None:
         """Do what there is to do, in a thread."""

@@ -205,6 +205,9 @@ class EpochBatches(Protocol):
     def end(self, number: int) -> int:
         """Return how many utterances of the epoch come before a batch."""
 
+    def number_at(self, position: int) -> int:
+        """Return the number of the batch that has the utterance at a position, if any has."""
+
     def batch(self, number: int) -> list[int] | list[str]:
         """Return a batch."""
 
@@ -298,6 +301,10 @@ class Batches(Sequence[list[int] | list[str]]):
     def end(self, number: int) -> int:
         """Return how many utterances come before batch `number`."""
         return self.ends.item(number)
+
+    def number_at(self, position: int) -> int:
+        """Return the number of the batch that has the utterance at a position."""
+        return int(self.ends.searchsorted(position, side="right")) - 1
 
     def rest(
         self, position: int, *, world_size: int, share: ShareOut, draw: tuple[int, int]
@@ -428,9 +435,8 @@ class WindowedBatches:
         if position >= self.utterances:
             return len(self)
         window = min(position // self._size, self._windows - 1)
-        ends = self._window(window).ends
-        inner = int(ends.searchsorted(position - window * self._size, side="right")) - 1
-        return window * self.per_window + inner
+        within = position - window * self._size
+        return window * self.per_window + (self._window(window).number_at(within) if within else 0)
 
     def between(self, begin: int, end: int, draw: tuple[int, int] | None) -> list[int] | list[str]:
         """Return the batch of the utterances from one position to another, of one window."""
@@ -505,6 +511,12 @@ class Rest:
         if number > self._kept:
             return int(self._tail[number - self._kept])
         return self._whole.end(self._first + number)
+
+    def number_at(self, position: int) -> int:
+        """Return the number of the batch that has the utterance at a position."""
+        if len(self._tail) and position >= self._tail[0]:
+            return self._kept + int(self._tail.searchsorted(position, side="right")) - 1
+        return self._whole.number_at(position) - self._first
 
     def batch(self, number: int) -> list[int] | list[str]:
         """Return a batch."""

@@ -69,8 +69,8 @@ def padded_length(longest: int, pad_to: PadTo | None) -> int:
         if longest <= length:
             return length
     raise ConfigError(
-        f"{longest} frames are more than all of pad_to={pad_to!r}; give a longer one, or leave such "
-        "utterances out"
+        f"{longest} frames are more than all of pad_to={pad_to!r}; give a longer one, or leave "
+        "such utterances out"
     )
 
 
@@ -256,8 +256,10 @@ class BucketBatchSampler(SamplerByLength):
         pad_to: lengths that batches are padded to, of few shapes for what is compiled: a list, the
             shortest first, or a number whose multiples are meant. Each batch then has as many
             utterances as the limits allow of its length, but one an epoch, and but those that are
-            cut for the ranks; `drop_last` leaves these out. A `FeatureLoader` pads to the same. So
-            that one alone is not full an epoch is drawn whole, at some 50 bytes a row of memory.
+            cut for the ranks; `drop_last` leaves these out. A mix that has other rows each epoch
+            also has full ones cut in two, so that all epochs have one number of batches. A
+            `FeatureLoader` pads to the same. So that one alone is not full an epoch is drawn whole,
+            at some 50 bytes a row of memory.
         batch_sizes: utterances of a batch of each length in `pad_to`, in place of limits.
         shuffle: False gives the shortest first, the same in every epoch.
         too_long: what becomes of utterances that are over a limit by themselves: "raise", or "skip"
@@ -392,7 +394,8 @@ class BucketBatchSampler(SamplerByLength):
         return self._of.longest[rows]
 
     def _spare(self, usual: int, rows: Ints) -> int:
-        if self._shapes is not None and self._of.plan is None:
+        plan = self._of.plan
+        if self._shapes is not None and not (plan is not None and plan.varies):
             return 0  # there are as many of each shape in all epochs
         return super()._spare(usual, rows)
 

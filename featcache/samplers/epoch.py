@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from abc import ABC, abstractmethod
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -28,23 +28,36 @@ HOLDS = ("batch_sampler", "sampler", "dataset")
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """The batches of all ranks from a position on, in steps of one batch for each rank."""
+    """The batches of all ranks from a step on, in steps of one batch for each rank.
+
+    Attributes:
+        first: the step, of these batches, that comes first.
+        before: steps of the whole epoch that come before it.
+    """
 
     batches: EpochBatches
     rank: int
     world_size: int
+    first: int = 0
+    before: int = 0
 
     def __len__(self) -> int:
-        return len(self.batches) // self.world_size
+        return len(self.batches) // self.world_size - self.first
 
     def __getitem__(self, step: int) -> list[int] | list[str]:
-        return self.batches.batch(step * self.world_size + self.rank)
+        return self.batches.batch((self.first + step) * self.world_size + self.rank)
 
     def position(self, step: int) -> int:
         """Return how many utterances of the epoch all ranks have taken after that many steps."""
         if step == len(self):  # what drop_last leaves out is done with, too
             return self.batches.utterances
-        return self.batches.end(step * self.world_size)
+        return self.batches.end((self.first + step) * self.world_size)
+
+    def step_at(self, position: int) -> int:
+        """Return the first step that begins at a position of the epoch or behind it."""
+        number = self.batches.number_at(position)
+        number += self.batches.end(number) < position
+        return min(-(-number // self.world_size), len(self.batches) // self.world_size)
 
 
 class Iteration(Iterator[list[int] | list[str]]):
@@ -374,7 +387,8 @@ class EpochSampler(ABC):
         self._waiting = False  # a newer one was made, and has not begun
         # an epoch, and its batches of all ranks together
         self._batches: tuple[int, Batches | WindowedBatches] | None = None
-        self._share: tuple[tuple[int, ...], RankShare] | None = None
+        # two of them, by epoch, position, rank and world_size
+        self._shares: dict[tuple[int, ...], RankShare] = {}
 
     @property
     def rank(self) -> int:
@@ -481,8 +495,7 @@ class EpochSampler(ABC):
     @property
     def steps_before(self) -> int:
         """Steps of the epoch that came before the iteration which runs, or will, after a resume."""
-        whole = self._shared(self.epoch, 0)
-        return bisect_left(range(len(whole) + 1), self._start, key=whole.position)
+        return self._shared(self.epoch, self._start).before
 
     @property
     def steps_done(self) -> int:
@@ -542,8 +555,14 @@ class EpochSampler(ABC):
         self._go_to(epoch, position, ended)
 
     def _go_to(self, epoch: int, position: int, ended: bool = False) -> None:
-        self.epoch, self._start, self._ended = epoch, position, ended
-        self._iteration, self._waiting = None, False
+        # all at once: a signal's handler may look at the state anywhere
+        self.epoch, self._start, self._ended, self._iteration, self._waiting = (
+            epoch,
+            position,
+            ended,
+            None,
+            False,
+        )
 
     def _coming(self) -> tuple[int, int]:
         """Return epoch and position of the next iteration."""
@@ -577,12 +596,28 @@ class EpochSampler(ABC):
         """Return an epoch's batches from a position on: one step takes `world_size` in a row."""
         rank, world_size = self._rank_of_size()
         wanted = epoch, start, rank, world_size
-        if self._share is None or self._share[0] != wanted:
-            share = partial(share_out, drop_last=self.drop_last)
-            draw = self.seed, epoch
-            left = self._epoch(epoch).rest(start, world_size=world_size, share=share, draw=draw)
-            self._share = wanted, RankShare(left, rank, world_size)
-        return self._share[1]
+        if wanted not in self._shares:
+            made = self._share_from(epoch, start, rank, world_size)
+            for held in list(self._shares)[:-1]:
+                del self._shares[held]
+            self._shares[wanted] = made
+        return self._shares[wanted]
+
+    def _share_from(self, epoch: int, start: int, rank: int, world_size: int) -> RankShare:
+        """Return a share of what is left; of the whole epoch where one of its steps begins there.
+
+        So batches that are cut for the ranks come after a resume as they would have without it.
+        """
+        draw, share = (self.seed, epoch), partial(share_out, drop_last=self.drop_last)
+        step = 0
+        if start:
+            with suppress(ConfigError):  # so many ranks cannot share all, but perhaps what is left
+                whole = self._shared(epoch, 0)
+                step = whole.step_at(start)
+                if whole.position(step) == start:
+                    return RankShare(whole.batches, rank, world_size, first=step, before=step)
+        left = self._epoch(epoch).rest(start, world_size=world_size, share=share, draw=draw)
+        return RankShare(left, rank, world_size, before=step)
 
     def _identity(self) -> State:
         return {"sampler": type(self).__name__, "seed": self.seed, **self.settings()}

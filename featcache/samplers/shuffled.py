@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from featcache._cached import cached_property
 from featcache._checks import whole_number
 from featcache.errors import ConfigError
 from featcache.format import digest, ends_of
-from featcache.samplers.batches import Batches, Needs, Numbering
+from featcache.samplers.batches import Batches, BatchOf, Needs, Numbering
 from featcache.samplers.epoch import EpochSampler, State, shuffled_in_groups
 from featcache.tables import FeatureTable, Order, drawn
 
@@ -88,7 +88,9 @@ class ShuffledBatchSampler(EpochSampler):
         return digest((digest(numbers.data) + digest(ids)).encode())
 
 
-def _from_lists(batches: Iterable[Iterable[int] | Iterable[str]]) -> Batches:
+def _from_lists(lists: Iterable[Iterable[int] | Iterable[str]]) -> Batches:
+    batches = list(lists)
+    numbering, needs = _known_of(batches)
     # a string would pass for a list of one-letter ids, a number is no list at all
     wrong = (str, int, float, np.number)
     listed: list[list[object]] = [
@@ -98,10 +100,25 @@ def _from_lists(batches: Iterable[Iterable[int] | Iterable[str]]) -> Batches:
     ends = ends_of(list(map(len, listed)))
     ids = [item for item in flat if isinstance(item, str)]
     if ids and len(ids) == len(flat):
-        return Batches(np.arange(len(ids)), ends, keys=ids)
+        return Batches(np.arange(len(ids)), ends, keys=ids, needs=needs)
     if not all(isinstance(item, int | np.integer) and not isinstance(item, bool) for item in flat):
         raise ConfigError("batches are lists of row numbers, integers, or lists of ids, strings")
-    return Batches(np.array(flat, np.int64), ends)
+    return Batches(np.array(flat, np.int64), ends, numbering=numbering, needs=needs)
+
+
+def _known_of(batches: Sequence[object]) -> tuple[Numbering | None, Needs | None]:
+    """Return what samplers of featcache that made all of these batches know of them.
+
+    Raises `ConfigError` where they number the rows of several tables.
+    """
+    known = [batch for batch in batches if isinstance(batch, BatchOf)]
+    if not known or len(known) < len(batches):
+        return None, None
+    numberings = list({id(batch.numbering): batch.numbering for batch in known}.values())
+    if len({each and each.proof for each in numberings} if numberings[1:] else ()) > 1:
+        raise ConfigError("the batches number rows of several tables; those of one are needed")
+    needs = {batch.needs for batch in known}
+    return numberings[0], needs.pop() if len(needs) == 1 else None
 
 
 # `PlainBatchSampler`: batches of one size, without regard to lengths.

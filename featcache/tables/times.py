@@ -144,7 +144,7 @@ class RecordingTimes:
         )
         raise WindowError(
             f"{name(number)} stops at {stop_s[number]:.9g} s, but feature {feature!r} ends at "
-            f"{ends[feature][number]:.9g} s{more}; {limit}"
+            f"{ends[feature][number]:.9g} s{more}; {limit}; select_features leaves a feature out"
         )
 
     def spans(self, places: Ints | slice, start_s: Seconds64, stop_s: Seconds64) -> Spans:
@@ -187,8 +187,9 @@ def _times_of(table: FeatureTable) -> dict[str, FrameTimes]:
 class Seconds:
     """The part of an utterance from `start_s` to before `stop_s`; to its end if that is None.
 
-    Each feature is cut at the frames that its `frame_s` and `offset_s` give. All end where the
-    first of them ends; as much as two of the longest frames may lack.
+    Each feature is cut at the frames that its `frame_s` and `offset_s` give. All features of the
+    table end where the first of them ends, also where that one is not read (`select_features`
+    leaves it out); as much as two of the longest frames may lack.
 
     >>> dataset["utt-7", featcache.Seconds(1.0, 2.5)]  # doctest: +SKIP
     """

@@ -289,6 +289,12 @@ def test_a_crop_that_goes_to_the_end_of_one_feature_is_in_step_with_the_others(
         assert float(apart.max()) <= y[0] / 2 + 1e-9
 
 
+@pytest.mark.parametrize("crop_s", [1e20, 1e308])
+def test_a_crop_of_any_length_is_no_error(cache: Path, crop_s: float) -> None:
+    item = FeatureDataset(cache, "fbank", random_crop_s=crop_s)["u05"]
+    np.testing.assert_array_equal(item["fbank"], arrays_of(5)["fbank"])
+
+
 def test_shorter_utterances_are_whole(cache: Path) -> None:
     item = FeatureDataset(cache, "fbank", random_crop_s=9)["u05"]
     np.testing.assert_array_equal(item["fbank"], arrays_of(5)["fbank"])

@@ -13,6 +13,7 @@ from loader_helpers import BATCHES, NUMBERS, ids_of
 from store_helpers import make_cache
 
 from featcache import FeatureLoader
+from featcache.errors import StateError
 from featcache.samplers import BucketBatchSampler, ShuffledBatchSampler
 
 
@@ -43,8 +44,36 @@ class Showing(Rotating):
         return self.number
 
 
+class CountsWhenAsked(Showing):
+    """One that shows the epoch of the next iteration as soon as one begins."""
+
+    def __iter__(self) -> Iterator[list[str]]:
+        batches = super().__iter__()
+        self.number += 1
+        return batches
+
+
+class CountsAtItsBegin(Showing):
+    def __iter__(self) -> Iterator[list[str]]:
+        batches = super().__iter__()
+        self.number += 1
+        yield from batches
+
+
+class CountsAtItsEnd(Showing):
+    def __iter__(self) -> Iterator[list[str]]:
+        yield from super().__iter__()
+        self.number += 1
+
+
+COUNTING = (CountsWhenAsked, CountsAtItsBegin, CountsAtItsEnd)
+
+
 @pytest.mark.parametrize("threads", [0, 2])
-@pytest.mark.parametrize("make", [ShuffledBatchSampler, lambda batches: Showing()])
+@pytest.mark.parametrize(
+    "make",
+    [ShuffledBatchSampler, *(lambda batches, kind=kind: kind() for kind in (Showing, *COUNTING))],
+)
 def test_only_a_finished_iteration_moves_on(make: Any, threads: int, cache: Path) -> None:
     loader = FeatureLoader(cache, batch_sampler=make(BATCHES), threads=threads)  # all is read ahead
     first = [batch["id"] for batch in loader]
@@ -73,7 +102,8 @@ def test_a_sampler_that_does_not_show_its_epoch_is_told_nothing(cache: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: BATCHES, Rotating, Showing, lambda: ShuffledBatchSampler(BATCHES, seed=1)]
+    "make",
+    [lambda: BATCHES, Rotating, Showing, *COUNTING, lambda: ShuffledBatchSampler(BATCHES, seed=1)],
 )
 @pytest.mark.parametrize("steps", [0, 3, 14, None])
 def test_a_state_goes_on_where_the_loader_was(make: Any, steps: int | None, cache: Path) -> None:
@@ -92,6 +122,58 @@ def test_a_state_goes_on_where_the_loader_was(make: Any, steps: int | None, cach
     assert len(again) == 14
     assert ids_of(again) == rest
     assert ids_of(again) == ids_of(loader)
+
+
+@pytest.mark.parametrize("make", [Showing, *COUNTING])
+@pytest.mark.parametrize("threads", [0, 1])
+def test_a_sampler_may_count_its_epochs_itself(make: Any, threads: int, cache: Path) -> None:
+    loader = FeatureLoader(cache, batch_sampler=make(), threads=threads)
+    for epoch in range(3):
+        for step, _ in enumerate(loader, 1):
+            found = loader.metrics()
+            assert (found["epoch"], found["step"]) == (epoch, step)
+            state = loader.state_dict()
+            assert (state["epoch"], state["batches"]) == (epoch, step)
+
+
+def test_a_state_of_an_epoch_that_a_sampler_cannot_be_brought_to_is_refused(cache: Path) -> None:
+    class Untold:
+        epoch = 0
+
+        def __iter__(self) -> Iterator[list[str]]:
+            yield from BATCHES
+            self.epoch += 1
+
+    loader = FeatureLoader(cache, batch_sampler=Untold())
+    whole = ids_of(loader)
+    for _ in islice(loader, 3):
+        state = loader.state_dict()
+    again = FeatureLoader(cache, batch_sampler=Untold())
+    with pytest.raises(StateError, match=r"epoch 1, and a Untold is in epoch 0 and has no set_ep"):
+        again.load_state_dict(state)
+    assert ids_of(again) == whole
+    again.load_state_dict(state)
+    assert ids_of(again) == [id for batch in BATCHES[3:] for id in batch]
+
+
+def test_what_stops_an_epoch_at_its_begin_leaves_all_of_it_to_come(cache: Path) -> None:
+    class Failing(Showing):
+        fails = False
+
+        def __iter__(self) -> Iterator[list[str]]:
+            if self.fails:
+                raise OSError("no list of batches")
+            return super().__iter__()
+
+    sampler = Failing()
+    loader = FeatureLoader(cache, batch_sampler=sampler)
+    ids_of(loader)
+    sampler.fails = True
+    with pytest.raises(OSError, match="no list"):
+        ids_of(loader)
+    assert loader.metrics()["step"] == 0
+    state = loader.state_dict()
+    assert (state["epoch"], state["batches"], state["ended"]) == (1, 0, False)
 
 
 def test_the_length_is_that_of_the_whole_epoch(cache: Path) -> None:

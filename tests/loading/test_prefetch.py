@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import signal
 import sys
 import threading
 import time
@@ -535,6 +536,34 @@ def test_an_interrupt_leaves_the_lock_to_other_threads_wherever_it_comes(threads
         results.close()
     assert number > 6
     assert no_reading_threads()
+
+
+def test_a_thread_whose_result_nobody_waits_for_any_more_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    is_interrupted = threading.Event()
+
+    def plan() -> Planned[int]:
+        assert is_interrupted.wait(30)
+        return Planned(9, lambda: 1)
+
+    def interrupt(*args: object) -> None:
+        is_interrupted.set()
+        raise KeyboardInterrupt
+
+    results = Prefetch(iter([plan]), 1, 5)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            next(results)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert no_reading_threads()
+    assert not failed
+    results.close()
 
 
 def test_a_quick_loop_that_is_closed_by_another_thread_ends(

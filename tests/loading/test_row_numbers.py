@@ -17,7 +17,7 @@ import featcache
 from featcache import FeatureDataset, FeatureLoader
 from featcache.errors import ConfigError
 from featcache.espnet import SequenceIterFactory, build_batch_sampler, build_category_batch_sampler
-from featcache.samplers import BucketBatchSampler, ShuffledBatchSampler
+from featcache.samplers import BucketBatchSampler, PackedBatchSampler, ShuffledBatchSampler
 
 NUMBERS = range(30)
 REFUSED = "utterances of a list of lengths.*make the sampler from the cache, or .*ids="
@@ -148,3 +148,21 @@ def test_batches_are_lists_and_can_be_pickled(cache: featcache.Cache) -> None:
     assert copied == batch
     assert copied.numbering.proof == batch.numbering.proof
     assert id_of(0) in cache
+
+
+def test_batches_that_are_shuffled_again_keep_what_their_sampler_knew(
+    cache: featcache.Cache, tmp_path: Path
+) -> None:
+    other = featcache.open(make_cache(tmp_path / "other", range(50, 80)))
+    for batches in (list(bucket(cache)), [*bucket(cache)][::2]):
+        again = ShuffledBatchSampler(batches)
+        assert ids_of(FeatureLoader(cache, batch_sampler=again))
+        with pytest.raises(ConfigError, match="which are not those of"):
+            FeatureLoader(other, batch_sampler=again)
+    with pytest.raises(ConfigError, match="rows of several tables"):
+        ShuffledBatchSampler([*bucket(cache), *bucket(other)])
+    packed = ShuffledBatchSampler(list(PackedBatchSampler(cache, max_frames=60)))
+    with pytest.raises(ConfigError, match="packed"):
+        FeatureLoader(FeatureDataset(cache, layout="padded"), batch_sampler=packed)
+    mixed = [list(batch) for batch in bucket(cache)] + list(bucket(cache))
+    assert ShuffledBatchSampler(mixed).numbering is None

@@ -69,7 +69,7 @@ def test_a_batch_that_is_asked_for_as_a_list_of_items_has_the_draws_of_its_sampl
     dataset = FeatureDataset(cache, "fbank", transform=draw)
     batches: DataLoader[Any] = DataLoader(
         dataset,
-        sampler=sampler(cache),  # type: ignore[arg-type]
+        sampler=sampler(cache),
         batch_size=None,
         collate_fn=dataset.collate,
         num_workers=workers,

@@ -45,6 +45,24 @@ def test_all_batches_but_one_have_one_of_few_shapes_the_same_in_all_epochs() -> 
         assert batches != list(map(tuple, sampler.epoch_batches(0)))
 
 
+def test_batches_of_a_mix_whose_sources_come_whole_have_one_of_few_shapes(tmp_path: Path) -> None:
+    sources = {
+        name: featcache.open(make_cache(tmp_path / name, numbers))
+        for name, numbers in (("a", range(700)), ("b", range(700, 1400)))
+    }
+    table = featcache.mix(sources, repeat={"a": 1, "b": 1})
+    lengths = table.lengths("fbank")
+    pad_to = [int(np.median(lengths)), int(lengths.max())]
+    sampler = BucketBatchSampler(table, max_frames=2 * pad_to[1], pad_to=pad_to)
+    full = {(2 * pad_to[1] // length, length) for length in pad_to}
+    for epoch in (0, 1):
+        found = [
+            (len(batch), min(n for n in pad_to if n >= lengths[cast(list[int], batch)].max()))
+            for batch in sampler.epoch_batches(epoch)
+        ]
+        assert sum(shape not in full for shape in found) <= 1
+
+
 def test_sizes_of_batches_may_be_given_for_each_length() -> None:
     sizes = [64, 48, 28, 20, 12, 6]
     sampler = BucketBatchSampler(utterances(5000), pad_to=PAD_TO, batch_sizes=sizes)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 
 from featcache.errors import ConfigError, StateError
+from featcache.format import ends_of
 from featcache.samplers import Batches, BucketBatchSampler, ShuffledBatchSampler
 from featcache.samplers.epoch import EpochSampler, State
 
@@ -72,8 +73,17 @@ def test_an_epoch_resumed_by_any_numbers_of_ranks_has_every_utterance_once(
         assert run(make, 3, 1000, state) == ([], state)
 
 
-@pytest.mark.parametrize("make", [shuffled, bucket])
-@pytest.mark.parametrize("drop_last", [False, True])
+def of_few(**options: Any) -> ShuffledBatchSampler:
+    """Batches so small that those of several steps are cut for the ranks."""
+    return ShuffledBatchSampler(
+        Batches(range(9), ends_of([2, 1, 3, 1, 2])), shuffle=False, **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "drop_last"),
+    [(shuffled, False), (shuffled, True), (bucket, False), (bucket, True), (of_few, False)],
+)
 def test_what_comes_after_a_resume_is_what_would_have_come(make: Make, drop_last: bool) -> None:
     sampler = make(rank=1, world_size=4, drop_last=drop_last)
     sampler.set_epoch(2)

@@ -186,6 +186,31 @@ def test_packed_batches_of_windows_are_about_as_full_as_those_of_one() -> None:
     assert sampler.fill > 0.75
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_steps_before_a_resume_are_known_without_the_windows_between(
+    monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    made: list[int] = []
+    make = BucketBatchSampler._window
+
+    def counted(self: BucketBatchSampler, epoch: int, rows: Ints, number: int, count: int) -> Any:
+        made.append(number)
+        return make(self, epoch, rows, number, count)
+
+    sampler = sampler_of(rank=0, world_size=ranks)
+    step = len(sampler) // 2
+    state = sampler.state_dict(step)
+    monkeypatch.setattr(BucketBatchSampler, "_window", counted)
+    after = sampler_of(rank=0, world_size=ranks)
+    after.load_state_dict(state)
+    batches = iter(after)
+    for number in range(3):
+        assert after.steps_before == step
+        assert after.steps_done == step + number
+        next(batches)
+    assert len(made) <= 2  # that of the resume, and the last one, whose batches ranks share
+
+
 def test_windows_of_few_batches_are_not_cut_into_many() -> None:
     sampler = sampler_of(max_frames=12_000)
     # those of a few large batches have some more, for windows of longer utterances, not 48 each
