@@ -150,7 +150,7 @@ class PlainBatchSampler(EpochSampler):
         count = len(table) if table.plan is None else table.plan.size
         if drop_last and 0 < count < self.batch_size:
             raise ConfigError(
-                f"drop_last leaves nothing of the {count} rows of an epoch in batches of "
+                f"drop_last leaves nothing of the {count} utterances of an epoch in batches of "
                 f"{self.batch_size}; use a smaller batch_size, or leave out drop_last"
             )
 
