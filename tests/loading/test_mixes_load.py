@@ -131,7 +131,9 @@ def test_plain_batches_keep_the_order_of_the_mix(mixes: dict[str, FeatureTable],
 
 def test_drop_last_that_leaves_nothing_of_an_epoch_is_refused(tmp_path: Path) -> None:
     table = featcache.mix({"all": featcache.open(make_cache(tmp_path, range(6)))}, epoch_size=3)
-    with pytest.raises(ConfigError, match=r"nothing of the 3 utterances of an epoch in batches of 4"):
+    with pytest.raises(
+        ConfigError, match=r"nothing of the 3 utterances of an epoch in batches of 4"
+    ):
         FeatureLoader(table, "fbank", batch_size=4, drop_last=True)
     assert len(FeatureLoader(table, "fbank", batch_size=3, drop_last=True)) == 1
 
