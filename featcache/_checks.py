@@ -133,9 +133,9 @@ def whole_number(name: str, value: object, least: int) -> int:
     return number
 
 
-def number_in_state(name: str, state: Mapping[str, object]) -> int:
-    """Return a count from 0 on that a sampler's or loader's state holds; else a `StateError`."""
+def number_in_state(name: str, state: Mapping[str, object], least: int = 0) -> int:
+    """Return a number that a sampler's or loader's state holds; else a `StateError`."""
     try:
-        return whole_number(name, state[name], 0)
+        return whole_number(name, state[name], least)
     except ConfigError as error:
         raise StateError(f"this is no state: {error}") from None

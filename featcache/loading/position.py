@@ -75,7 +75,8 @@ class Position:
     def __init__(self, sampler: IndexBatches, table: FeatureTable) -> None:
         self._sampler = sampler
         self._table = table
-        self._shown = self._shows()  # by the sampler, when it was last told, or changed it itself
+        self._shown = self._shows()  # by the sampler, when that was last followed
+        self._own: int | None = None  # what it shows since it changed that itself
         self._epoch = self._shown or 0
         self._start = 0  # batches that the running or the next iteration leaves out
         self._delivered: Delivered | None = None  # of the one begun last, if it is from there on
@@ -87,11 +88,12 @@ class Position:
         self._follow()
         if self._ended:
             self._move_on()
-        self._agree()
         self._told = False
         self._go_to(self._epoch, self._start)
+        before = self._shows()
         with self._own_change():
             batches = iter(self._sampler)
+        self._adopt(before)
         self._delivered = Delivered(batches)
         if not isinstance(batches, Iteration):
             batches = self._taken(batches)
@@ -110,14 +112,24 @@ class Position:
     def _own_change(self) -> Iterator[None]:
         """Note that the sampler changes the epoch which it shows itself: nobody has chosen it.
 
-        One that counts its iterations does so while its last batches are still read ahead.
+        One that counts its iterations does so while its last batches are still read ahead: that
+        one is followed when they are delivered, or when the next iteration begins.
         """
         before = self._shows()
         try:
             yield
         finally:
             if self._shows() != before:
-                self._shown = self._shows()
+                self._own = self._shows()
+
+    def _adopt(self, before: int | None) -> None:
+        """Enter the epoch that a sampler shows once it iterates, unless it counts iterations."""
+        shown = self._shows()
+        if shown is None or before is None or shown in (before, self._epoch):
+            return
+        if isinstance(self._sampler, SupportsState) or shown != before + 1:
+            self._told = True
+            self._go_to(shown, self._start)
 
     @property
     def epoch(self) -> int:
@@ -153,11 +165,18 @@ class Position:
             raise ConfigError(
                 f"a {type(self._sampler).__name__} knows its place itself; load a state of it"
             )
-        self._follow()
+        self._follow(but_own=True)
         number, count = whole_number("step", step, 0), self._count()
         if count is not None and number > count:
             raise ConfigError(f"there are {count} steps, and no step {number}")
-        self._go_to(self._epoch, number)
+        epoch, shown = self._epoch, self._shows()
+        if shown is not None and shown != epoch:
+            if isinstance(self._sampler, SupportsEpoch):
+                self._sampler.set_epoch(epoch)
+            else:
+                epoch = shown
+        self._shown, self._own = self._shows(), None
+        self._go_to(epoch, number)
 
     def end(self, delivered: Delivered) -> None:
         """Note that an iteration came to its end."""
@@ -169,12 +188,14 @@ class Position:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration."""
-        number = whole_number("epoch", epoch, 0)
+        self._choose(whole_number("epoch", epoch, 0))
+
+    def _choose(self, epoch: int) -> None:
         if isinstance(self._sampler, SupportsEpoch):
-            self._sampler.set_epoch(number)
-            self._shown = self._shows()
+            self._sampler.set_epoch(epoch)
+            self._shown, self._own = self._shows(), None
         self._told, self._ended = True, False
-        self._enter(number)
+        self._enter(epoch)
 
     def state_dict(self) -> dict[str, object]:
         """Return epoch, place in it and a digest of the data, as plain numbers and strings."""
@@ -182,7 +203,7 @@ class Position:
         if isinstance(sampler, EpochSampler):
             state = sampler.state_dict()
             return {"epoch": state["epoch"], "sampler": state, **known}
-        self._follow()
+        self._follow(but_own=self._delivered is not None)
         if isinstance(sampler, SupportsState):
             if not inspect.signature(sampler.state_dict).parameters:
                 raise StateError(
@@ -215,10 +236,10 @@ class Position:
                 f"the state is that of a loader over other utterances{mixed} than those of "
                 f"{self._table!r}"
             )
-        epoch = number_in_state("epoch", state)
+        epoch = number_in_state("epoch", state, -1)  # which some begin with, to count at once
         if isinstance(sampler, SupportsState):
             sampler.load_state_dict(cast(LoaderState, state["sampler"]))
-            self._shown = self._shows()
+            self._shown, self._own = self._shows(), None
             self._go_to(epoch)
             return
         if state["of"] != self._count():
@@ -231,7 +252,7 @@ class Position:
                 f"{self._shows()} and has no set_epoch(); bring it there first"
             )
         done = number_in_state("batches", state)
-        self.set_epoch(epoch)
+        self._choose(epoch)
         self._go_to(epoch, done, ended=state["ended"] is True)
 
     @property
@@ -246,12 +267,13 @@ class Position:
         """Return the epoch that the sampler shows, if it does."""
         return getattr(self._sampler, "epoch", None)
 
-    def _follow(self) -> None:
-        """Enter the epoch that the sampler shows where another has told it."""
+    def _follow(self, *, but_own: bool = False) -> None:
+        """Enter the epoch that the sampler shows now, unless it has changed that itself."""
         shown = self._shows()
-        if shown is not None and shown != self._shown:
-            self._shown = shown
-            self._enter(shown)
+        if shown is None or shown == self._shown or (but_own and shown == self._own):
+            return
+        self._shown, self._own = shown, None
+        self._enter(shown)
 
     def _enter(self, epoch: int) -> None:
         if epoch != self._epoch:
@@ -260,24 +282,12 @@ class Position:
 
     def _move_on(self) -> None:
         """Enter the next epoch; a sampler with `set_epoch` that shows none goes by its own rule."""
-        shown = self._shows()
-        if isinstance(self._sampler, SupportsEpoch):
-            self._go_to(self._epoch + (shown is not None))
-        else:
-            self._go_to(self._epoch + 1 if shown is None else shown)
-
-    def _agree(self) -> None:
-        """Bring a sampler that has changed its epoch itself to that of the loader, if it can be."""
-        shown = self._shows()
-        if shown is None or shown == self._epoch:
-            return
-        if isinstance(self._sampler, SupportsEpoch) and not isinstance(
-            self._sampler, SupportsState
-        ):
-            self._sampler.set_epoch(self._epoch)
-            self._shown = self._shows()
-        else:
-            self._go_to(shown)
+        shows, is_told = self._shows() is not None, isinstance(self._sampler, SupportsEpoch)
+        epoch = self._epoch + (shows is is_told)
+        if shows and isinstance(self._sampler, SupportsEpoch):
+            self._sampler.set_epoch(epoch)
+            self._shown, self._own = self._shows(), None
+        self._go_to(epoch)
 
     def _count(self) -> int | None:
         return len(self._sampler) if isinstance(self._sampler, Sized) else None

@@ -454,7 +454,8 @@ class WindowedBatches:
         return min(batch // self.per_window, self._windows - 1)
 
     def _window(self, number: int) -> Batches:
-        if number not in self._held:
+        made = self._held.get(number)
+        if made is None:
             last = number == self._windows - 1
             begin, count = number * self._size, self.per_window + self._over * last
             rows = self._rows[begin : begin + self._size + self._over * last]
@@ -466,9 +467,9 @@ class WindowedBatches:
                     "seed, or leave out the longest utterances"
                 )
             for held in list(self._held)[:-1]:
-                del self._held[held]
+                self._held.pop(held, None)  # a signal's handler may have been here
             self._held[number] = made
-        return self._held[number]
+        return made
 
 
 class Rest:

@@ -70,7 +70,7 @@ class Iteration(Iterator[list[int] | list[str]]):
         comes_again: whether `set_epoch` named its epoch anew.
     """
 
-    def __init__(self, begin: Callable[[Iteration], RankShare]) -> None:
+    def __init__(self, begin: Callable[[Iteration], object]) -> None:
         self._begin = begin
         self._share: RankShare | None = None
         self._steps = 0  # of the share: asking for its length costs as much as a batch
@@ -81,14 +81,18 @@ class Iteration(Iterator[list[int] | list[str]]):
 
     def __next__(self) -> list[int] | list[str]:
         if self._share is None:
-            self._share = self._begin(self)
-            self._steps = len(self._share)
+            self._begin(self)
         step = self._taken
         if step == self._steps:
             self.ended = self.ended or self._delivered is None
             raise StopIteration
         self._taken = step + 1
-        return self._share[step]
+        return self.share[step]
+
+    def take(self, share: RankShare) -> None:
+        """Begin with these batches."""
+        self._steps = len(share)
+        self._share = share
 
     def deliver(self, batches: int) -> None:
         """Count so many batches as handed on, whatever was taken to read ahead."""
@@ -571,14 +575,14 @@ class EpochSampler(ABC):
             return self.epoch + (not newest.comes_again), 0
         return (self.epoch + 1, 0) if self._ended else (self.epoch, self._start)
 
-    def _begin(self, iteration: Iteration) -> RankShare:
+    def _begin(self, iteration: Iteration) -> None:
         epoch, start = self._coming()
         share = self._shared(epoch, start)
         if share.world_size > 1:
             refuse_sharing_again(self)
+        iteration.take(share)
         self._go_to(epoch, start)
         self._iteration = iteration
-        return share
 
     def _where(self) -> str:
         ranks = "" if self._given_rank is None else ", rank {} of {}".format(*self._given_rank)
@@ -596,12 +600,13 @@ class EpochSampler(ABC):
         """Return an epoch's batches from a position on: one step takes `world_size` in a row."""
         rank, world_size = self._rank_of_size()
         wanted = epoch, start, rank, world_size
-        if wanted not in self._shares:
+        made = self._shares.get(wanted)
+        if made is None:
             made = self._share_from(epoch, start, rank, world_size)
             for held in list(self._shares)[:-1]:
-                del self._shares[held]
+                self._shares.pop(held, None)  # a signal's handler may have been here
             self._shares[wanted] = made
-        return self._shares[wanted]
+        return made
 
     def _share_from(self, epoch: int, start: int, rank: int, world_size: int) -> RankShare:
         """Return a share of what is left; of the whole epoch where one of its steps begins there.

@@ -30,9 +30,9 @@ class PackedBatchSampler(SamplerByLength):
     For `FeatureLoader(..., layout="packed")` or "jagged": nothing is padded, so utterances of all
     lengths go together. Each utterance comes once per epoch. In the order that seed and epoch draw,
     an utterance joins the open batch that it fills best (best fit: Johnson, Near-optimal bin
-    packing algorithms, MIT 1973). All epochs have the same number of batches. For how ranks share
-    an epoch and resume, and for the other arguments, see `EpochSampler`. One thread iterates over
-    it; forks and pickles have a place of their own.
+    packing algorithms, MIT 1973). All epochs have the same number of batches, but of a mix that is
+    not shuffled. For how ranks share an epoch and resume, and for the other arguments, see
+    `EpochSampler`. One thread iterates over it; forks and pickles have a place of their own.
 
     Args:
         lengths: as `BucketBatchSampler` takes them; of several features the longest of each

@@ -114,11 +114,14 @@ def _known_of(batches: Sequence[object]) -> tuple[Numbering | None, Needs | None
     known = [batch for batch in batches if isinstance(batch, BatchOf)]
     if not known or len(known) < len(batches):
         return None, None
-    numberings = list({id(batch.numbering): batch.numbering for batch in known}.values())
-    if len({each and each.proof for each in numberings} if numberings[1:] else ()) > 1:
-        raise ConfigError("the batches number rows of several tables; those of one are needed")
     needs = {batch.needs for batch in known}
-    return numberings[0], needs.pop() if len(needs) == 1 else None
+    need = needs.pop() if len(needs) == 1 else None
+    numberings = list({id(batch.numbering): batch.numbering for batch in known}.values())
+    if any(each is None for each in numberings):
+        return None, need
+    if numberings[1:] and len({each.proof for each in numberings if each is not None}) > 1:
+        raise ConfigError("the batches number rows of several tables; those of one are needed")
+    return numberings[0], need
 
 
 # `PlainBatchSampler`: batches of one size, without regard to lengths.

@@ -60,6 +60,17 @@ class CountsAtItsBegin(Showing):
         yield from batches
 
 
+class CountsFromBefore(Showing):
+    """One whose first iteration is epoch 0, as it counts at once."""
+
+    def __init__(self) -> None:
+        self.number = -1
+
+    def __iter__(self) -> Iterator[list[str]]:
+        self.number += 1
+        yield from super().__iter__()
+
+
 class CountsAtItsEnd(Showing):
     def __iter__(self) -> Iterator[list[str]]:
         yield from super().__iter__()
@@ -70,10 +81,7 @@ COUNTING = (CountsWhenAsked, CountsAtItsBegin, CountsAtItsEnd)
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-@pytest.mark.parametrize(
-    "make",
-    [ShuffledBatchSampler, *(lambda batches, kind=kind: kind() for kind in (Showing, *COUNTING))],
-)
+@pytest.mark.parametrize("make", [ShuffledBatchSampler, lambda batches: Showing()])
 def test_only_a_finished_iteration_moves_on(make: Any, threads: int, cache: Path) -> None:
     loader = FeatureLoader(cache, batch_sampler=make(BATCHES), threads=threads)  # all is read ahead
     first = [batch["id"] for batch in loader]
@@ -134,6 +142,53 @@ def test_a_sampler_may_count_its_epochs_itself(make: Any, threads: int, cache: P
             assert (found["epoch"], found["step"]) == (epoch, step)
             state = loader.state_dict()
             assert (state["epoch"], state["batches"]) == (epoch, step)
+
+
+@pytest.mark.parametrize("make", [Showing, *COUNTING, CountsFromBefore])
+@pytest.mark.parametrize("threads", [0, 1])
+@pytest.mark.parametrize("epochs", [0, 2])
+def test_a_sampler_that_counts_its_epochs_itself_resumes_in_any_of_them(
+    make: Any, threads: int, epochs: int, cache: Path
+) -> None:
+    loader = FeatureLoader(cache, batch_sampler=make(), threads=threads)
+    for _ in range(epochs):
+        ids_of(loader)
+    found, state = [], {}
+    for step, batch in enumerate(loader):
+        if step == 4:
+            state = json.loads(json.dumps(loader.state_dict()))
+        found.append(batch["id"])
+    again = FeatureLoader(cache, batch_sampler=make(), threads=threads)
+    again.load_state_dict(state)
+    assert [batch["id"] for batch in again] == found[5:]
+    assert ids_of(again) == ids_of(loader)
+
+
+@pytest.mark.parametrize("make", [Showing, *COUNTING])
+@pytest.mark.parametrize("threads", [0, 1])
+@pytest.mark.parametrize("taken", [3, 99])
+def test_what_a_sampler_is_told_past_the_loader_holds(
+    make: Any, threads: int, taken: int, cache: Path
+) -> None:
+    sampler = make()
+    loader = FeatureLoader(cache, batch_sampler=sampler, threads=threads)
+    for epoch in (0, 1, 2, 5, 4, 0):
+        sampler.set_epoch(epoch)
+        first = next(id for batch in islice(loader, taken) for id in batch["id"])
+        assert first == BATCHES[epoch][0]
+
+
+@pytest.mark.parametrize("make", [Showing, *COUNTING])
+@pytest.mark.parametrize("threads", [0, 1])
+def test_batches_of_a_left_epoch_are_skipped_whoever_counts_it(
+    make: Any, threads: int, cache: Path
+) -> None:
+    loader = FeatureLoader(cache, batch_sampler=make(), threads=threads)
+    whole = [batch["id"] for batch in loader]
+    loader.set_epoch(0)
+    assert len(list(islice(loader, 3))) == 3
+    loader.skip(2)
+    assert [batch["id"] for batch in loader] == whole[5:]
 
 
 def test_a_state_of_an_epoch_that_a_sampler_cannot_be_brought_to_is_refused(cache: Path) -> None:
