@@ -109,3 +109,26 @@ next(iter(loader))
         [sys.executable, "-c", script, cache], capture_output=True, text=True, check=False
     )
     assert "ClosedError: the interpreter is ending: no more batches are read" in ended.stderr
+
+
+def test_a_fork_that_ends_within_an_iteration_of_its_parent_says_nothing(cache: Path) -> None:
+    script = """
+import os, sys, warnings
+import featcache
+
+loader = featcache.FeatureLoader(sys.argv[1], batch_size=1)
+batches = iter(loader)
+next(batches)
+warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+if os.fork() == 0:
+    sys.exit(0)
+assert os.wait()[1] == 0
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script, str(cache)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert (ended.stdout, ended.stderr) == ("", "")
