@@ -172,7 +172,7 @@ class Position:
         epoch, shown = self._epoch, self._shows()
         if shown is not None and shown != epoch:
             if isinstance(self._sampler, SupportsEpoch):
-                self._sampler.set_epoch(epoch)
+                self._tell(epoch)
             else:
                 epoch = shown
         self._shown, self._own = self._shows(), None
@@ -191,9 +191,7 @@ class Position:
         self._choose(whole_number("epoch", epoch, 0))
 
     def _choose(self, epoch: int) -> None:
-        if isinstance(self._sampler, SupportsEpoch):
-            self._sampler.set_epoch(epoch)
-            self._shown, self._own = self._shows(), None
+        self._tell(epoch)
         self._told, self._ended = True, False
         self._enter(epoch)
 
@@ -275,6 +273,12 @@ class Position:
         self._shown, self._own = shown, None
         self._enter(shown)
 
+    def _tell(self, epoch: int) -> None:
+        """Bring a sampler with `set_epoch` to an epoch."""
+        if isinstance(self._sampler, SupportsEpoch):
+            self._sampler.set_epoch(epoch)
+            self._shown, self._own = self._shows(), None
+
     def _enter(self, epoch: int) -> None:
         if epoch != self._epoch:
             self._told = True
@@ -284,9 +288,8 @@ class Position:
         """Enter the next epoch; a sampler with `set_epoch` that shows none goes by its own rule."""
         shows, is_told = self._shows() is not None, isinstance(self._sampler, SupportsEpoch)
         epoch = self._epoch + (shows is is_told)
-        if shows and isinstance(self._sampler, SupportsEpoch):
-            self._sampler.set_epoch(epoch)
-            self._shown, self._own = self._shows(), None
+        if shows:
+            self._tell(epoch)
         self._go_to(epoch)
 
     def _count(self) -> int | None:
