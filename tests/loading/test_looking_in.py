@@ -38,6 +38,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> featcache.Cache:
     return featcache.open(make_cache(tmp_path_factory.mktemp("cache"), NUMBERS))
 
 
+def loader_of(cache: featcache.Cache, kind: str, threads: int = 1) -> Loader:
+    return FeatureLoader(cache, batch_sampler=SAMPLERS[kind](cache, 0, 1), threads=threads)
+
+
 def batches_of(loader: Iterable[dict[str, Any]]) -> list[list[str]]:
     return [batch["id"] for batch in loader]
 
@@ -71,7 +75,7 @@ def test_any_step_of_the_epoch_is_known(
 
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_an_iteration_begins_at_any_step(cache: featcache.Cache, kind: str) -> None:
-    loader: Loader = FeatureLoader(cache, batch_sampler=SAMPLERS[kind](cache, 0, 1))
+    loader = loader_of(cache, kind)
     whole = batches_of(loader)
     for step in (0, 1, 5, len(whole) - 1):
         loader.set_epoch(1)
@@ -92,9 +96,7 @@ def test_an_iteration_begins_at_any_step(cache: featcache.Cache, kind: str) -> N
 def test_batches_around_a_bad_one_are_skipped(
     cache: featcache.Cache, kind: str, threads: int
 ) -> None:
-    loader: Loader = FeatureLoader(
-        cache, batch_sampler=SAMPLERS[kind](cache, 0, 1), threads=threads
-    )
+    loader = loader_of(cache, kind, threads)
     whole, saved = batches_of(loader), {}
     loader.set_epoch(1)
     loader.set_epoch(0)
@@ -132,9 +134,7 @@ def test_a_place_that_is_chosen_in_a_loop_stays_whatever_the_loop_still_gets(
     cache: featcache.Cache, kind: str, threads: int, more: int, choice: str
 ) -> None:
     choose, epoch, step = CHOICES[choice]
-    loader: Loader = FeatureLoader(
-        cache, batch_sampler=SAMPLERS[kind](cache, 0, 1), threads=threads
-    )
+    loader = loader_of(cache, kind, threads)
     loader.set_epoch(epoch)
     expected = [loader.explain(each) for each in range(len(loader))][step:]
     loader.set_epoch(0)
@@ -157,22 +157,20 @@ def test_a_place_that_is_chosen_in_a_loop_stays_whatever_the_loop_still_gets(
 def test_the_epoch_that_runs_may_be_chosen_anew(
     cache: featcache.Cache, kind: str, threads: int
 ) -> None:
-    loader: Loader = FeatureLoader(
-        cache, batch_sampler=SAMPLERS[kind](cache, 0, 1), threads=threads
-    )
+    loader = loader_of(cache, kind, threads)
     batches_of(loader)
     for step, batch in enumerate(loader):
         loader.set_epoch(1)
         assert loader.metrics()["step"] == step + 1
         assert loader.explain(step) == batch["id"]
-        other: Loader = FeatureLoader(cache, batch_sampler=SAMPLERS[kind](cache, 0, 1))
+        other = loader_of(cache, kind)
         other.load_state_dict(loader.state_dict())
         assert other.metrics()["step"] == step + 1
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_of_two_loops_at_once_the_newer_one_is_the_place(cache: featcache.Cache, kind: str) -> None:
-    loader: Loader = FeatureLoader(cache, batch_sampler=SAMPLERS[kind](cache, 0, 1))
+    loader = loader_of(cache, kind)
     whole = [loader.explain(step) for step in range(len(loader))]
     older = iter(loader)
     next(older)
